@@ -1,0 +1,1 @@
+"""allranks: from one GPU to every rank."""

@@ -1,0 +1,65 @@
+"""Where does each thing lie in a record page?
+
+A page is one mapped file of 24 KiB, `$ALLRANKS_RECORD_DIR/<pid>.page`: 3072 words of 8 bytes, native byte
+order, signed. One process writes it and any may read it; only ASK is written by readers. What keeps a reader from
+half-written things: one fact is one word, and a word is stored at once; phase and since-when share a word; a slot
+of the ring of collectives carries its number first and last, a string its number first: a torn one is left out.
+There is no lock, so a stopped writer blocks nobody.
+
+This module is imported at the start of every Python process of a job: constants only, no imports.
+"""
+
+MAGIC = 0x314B4E41524C4C41  # b"ALLRANK1", little-endian
+VERSION = 1
+WORDS = 3072
+PAGE_BYTES = WORDS * 8
+SUFFIX = ".page"
+
+# Phases. PYTHON is the user's code between the calls that are marked.
+START, IMPORT, INIT, BUILD, PYTHON, DATA, FORWARD, BACKWARD = range(8)
+OPTIMIZER, COLLECTIVE, CHECKPOINT, EVALUATE, EXIT = range(8, 13)
+NUM_PHASES = 16  # room for more
+
+# Roles.
+OTHER, RANK_ROLE, LOADER_WORKER = range(3)
+
+# FLAGS bits.
+TORCH_IMPORTED, PROBED, LIBRARY_STEPS, IN_PROCESS, STEPPED_ASIDE, FORKED = (1 << bit for bit in range(6))
+
+# How the process went (EXIT_KIND).
+NOT_ENDED, ENDED, ENDED_BY_EXCEPTION, SYSTEM_EXIT, HARD_EXIT = range(5)
+
+# Single words.
+W_MAGIC, W_VERSION, W_PID, W_PARENT, W_START_NS, W_START_UNIX_NS = range(6)
+W_ROLE, W_RANK, W_WORLD_SIZE, W_LOCAL_RANK, W_WORKER_ID, W_STACK_SIGNAL, W_FLAGS = range(6, 13)
+W_TICKS, W_TICK_NS, W_ASK, W_ANSWERED, W_MARKS = range(13, 18)
+W_PHASE, W_LINE, W_STEP, W_MICRO_STEP, W_EPOCH = range(18, 23)  # W_PHASE: since_ns << 8 | phase
+W_ISSUED, W_GROUP_SEQ, W_STEP_SEQ, W_DESTROYED_NS = range(23, 27)
+W_EXIT_KIND, W_EXIT_CODE, W_EXIT_LINE, W_EXIT_NS = range(27, 31)
+W_LAST_GRAD, W_UNUSED, W_MODELS, W_MODEL_PARAMS, W_MODEL_HASH = range(31, 36)
+W_GROUPS, W_STEP_ISSUED = range(36, 38)
+
+# A loader: the current one, and the one before it.
+LOADER, LOADER_BEFORE = 40, 48
+L_NUMBER, L_DRAWN, L_LENGTH, L_LINE, L_NUM_WORKERS, L_STARTED_NS, L_ENDED_NS, L_ASKED_NS = range(8)
+LOADER_PIDS, NUM_LOADER_PIDS = 56, 32
+
+CUM_NS = 88  # NUM_PHASES words
+STEP_ENDS, NUM_STEP_ENDS = 104, 32  # monotonic ns of the end of step k at k % 32
+SAMPLE_COUNT, SAMPLE_TASK, SAMPLE_INDEX, SAMPLE_NS, SAMPLES, NUM_SAMPLES = 136, 137, 138, 139, 140, 16
+
+# The ring of collectives.
+RING, NUM_SLOTS, SLOT_WORDS, NUM_DIMS = 160, 32, 24, 6
+S_HEAD, S_GROUP, S_OP, S_REDUCE, S_ROOT, S_DTYPE, S_NDIM, S_DIMS = range(8)
+S_NUMEL, S_LINE, S_THREAD, S_SEQ, S_ENTERED, S_EXITED, S_STEP, S_FLAGS, S_RANKS, S_TENSORS = range(13, 23)
+S_TAIL = 23
+ASYNC, WAITED, FAILED = 1, 2, 4  # S_FLAGS bits
+
+# Texts of fixed place: kind-or-number, ns, length, bytes.
+EXCEPTION, THREAD_EXCEPTION, LAST_WORDS_WORDS = 928, 1024, 96
+HOST, HOST_WORDS = 1120, 8
+COMMAND, COMMAND_WORDS = 1128, 48
+
+# Strings written once and named by number: number, length, bytes, padded to a word.
+STRINGS, STRINGS_END = 1184, WORDS
+MAX_STRING_BYTES = 240

@@ -1,0 +1,321 @@
+"""What does the record of a process say? The reader of a page; writer.py writes it, values.py is what is in it.
+
+Reading needs nothing from the process: it may be stopped, dead, or hold its GIL in C. No torch here.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from allranks.record import layout as at
+from allranks.record.values import (
+    Collective,
+    Exit,
+    ExitKind,
+    Glance,
+    LastWords,
+    Loader,
+    Model,
+    Phase,
+    Record,
+    Role,
+)
+
+__all__ = [
+    "Collective",
+    "Exit",
+    "ExitKind",
+    "Glance",
+    "LastWords",
+    "Loader",
+    "Model",
+    "NotARecord",
+    "PageReader",
+    "Phase",
+    "Record",
+    "Role",
+    "ask",
+    "read_page",
+    "read_pages",
+    "side_file",
+]
+
+
+class NotARecord(ValueError):
+    """The file is no record page, or of another version."""
+
+
+class PageReader:
+    """Reads one page again and again; its file stays open, so the last words can be read when it is removed.
+
+    Raises:
+        OSError: The file is not there or may not be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def glance(self) -> Glance:
+        """The words a poll needs.
+
+        Raises:
+            NotARecord: As `read_page`.
+        """
+        data = os.pread(self._descriptor, _GLANCE.size, 0)
+        if len(data) < _GLANCE.size:
+            raise NotARecord(f"{self.path} is cut short")
+        w = _GLANCE.unpack(data)
+        if w[at.W_MAGIC] != at.MAGIC or w[at.W_VERSION] != at.VERSION:
+            raise NotARecord(f"{self.path} is no record page of version {at.VERSION}")
+        return Glance(
+            ticks=w[at.W_TICKS],
+            tick_ns=w[at.W_TICK_NS],
+            answered=w[at.W_ANSWERED],
+            marks=w[at.W_MARKS],
+            phase=_PHASES[w[at.W_PHASE] & 0xFF],
+            phase_since_ns=w[at.W_PHASE] >> 8,
+            step=w[at.W_STEP],
+            micro_step=w[at.W_MICRO_STEP],
+            epoch=w[at.W_EPOCH],
+            issued=w[at.W_ISSUED],
+            group_seq=w[at.W_GROUP_SEQ],
+            group_seq_at_step=w[at.W_STEP_SEQ],
+            exit_kind=_EXIT_KINDS[w[at.W_EXIT_KIND]],
+            rank=w[at.W_RANK],
+        )
+
+    def read(self) -> Record:
+        """The whole record.
+
+        Raises:
+            NotARecord: As `read_page`.
+        """
+        data = _read_bytes(self._descriptor)
+        for _ in range(4):
+            again = _read_bytes(self._descriptor)
+            if _is_same(data, again):
+                break
+            data = again
+        return _Parser(data).record(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> PageReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_page(path: str | os.PathLike[str]) -> Record:
+    """The record in `path`, consistent; does not block.
+
+    Raises:
+        NotARecord: The file is no page, is not yet filled, or of another version.
+        OSError: The file is gone or may not be read.
+    """
+    with PageReader(path) as reader:
+        return reader.read()
+
+
+def read_pages(folder: str | os.PathLike[str]) -> list[Record]:
+    """The records of all processes of `folder`, by pid; files that are no page are left out."""
+    records = []
+    for path in sorted(Path(folder).glob(f"*{at.SUFFIX}")):
+        try:
+            records.append(read_page(path))
+        except (OSError, NotARecord):
+            continue
+    return sorted(records, key=lambda record: record.pid)
+
+
+def ask(path: str | os.PathLike[str]) -> int:
+    """Ask the process for its flight-recorder entries.
+
+    It writes `<pid>.fr.json` and then sets `answered` to at least the number returned here. It needs its GIL
+    for that: give it 0.3 s, then go on without.
+    """
+    with Path(path).open("r+b", buffering=0) as file:
+        file.seek(8 * at.W_ASK)
+        number = struct.unpack("q", file.read(8))[0] + 1
+        file.seek(8 * at.W_ASK)
+        file.write(struct.pack("q", number))
+    return number
+
+
+def side_file(record: Record, suffix: str) -> Path:
+    """The file beside the page: ".stack", ".fr.json", ".models.jsonl"."""
+    return Path(record.path).with_suffix(suffix)
+
+
+_GLANCE = struct.Struct("40q")
+_PHASES = {phase.value: phase for phase in Phase}
+_EXIT_KINDS = tuple(ExitKind)
+
+
+def _read_bytes(descriptor: int) -> bytes:
+    data = os.pread(descriptor, at.PAGE_BYTES, 0)
+    if len(data) != at.PAGE_BYTES:
+        raise NotARecord(f"the file has {len(data)} bytes, a record page has {at.PAGE_BYTES}")
+    return data
+
+
+def _is_same(one: bytes, other: bytes) -> bool:
+    # Equal phase word, marks and line in two copies: no mark fell into the first.
+    low, high = 8 * at.W_MARKS, 8 * (at.W_LINE + 1)
+    return one[low:high] == other[low:high]
+
+
+class _Parser:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.words = memoryview(data).cast("q")
+        if self.words[at.W_MAGIC] != at.MAGIC or self.words[at.W_VERSION] != at.VERSION:
+            raise NotARecord(f"no record page of version {at.VERSION}")
+
+    def string(self, number: int) -> str:
+        """The string that `number` names; "" if it has been written over since."""
+        word = number & 0xFFFF
+        if not at.STRINGS <= word < at.STRINGS_END or self.words[word] != number:
+            return ""
+        return self.text(word + 1, at.MAX_STRING_BYTES)
+
+    def text(self, word: int, most: int) -> str:
+        """A length in bytes at `word`, then the bytes."""
+        length = self.words[word]
+        if not 0 < length <= most:
+            return ""
+        start = 8 * (word + 1)
+        return self.data[start : start + length].decode("utf-8", "replace")
+
+    def record(self, path: str) -> Record:
+        w = self.words
+        flags, phase = w[at.W_FLAGS], w[at.W_PHASE] & 0xFF
+        return Record(
+            path=path,
+            version=w[at.W_VERSION],
+            pid=w[at.W_PID],
+            parent_pid=w[at.W_PARENT],
+            host=self.text(at.HOST, 8 * at.HOST_WORDS - 8),
+            command=self.text(at.COMMAND, 8 * at.COMMAND_WORDS - 8),
+            start_ns=w[at.W_START_NS],
+            start_unix_ns=w[at.W_START_UNIX_NS],
+            role=Role(w[at.W_ROLE]),
+            rank=w[at.W_RANK],
+            world_size=w[at.W_WORLD_SIZE],
+            local_rank=w[at.W_LOCAL_RANK],
+            worker_id=w[at.W_WORKER_ID],
+            stack_signal=w[at.W_STACK_SIGNAL],
+            has_torch=bool(flags & at.TORCH_IMPORTED),
+            is_probed=bool(flags & at.PROBED),
+            is_library_stepped=bool(flags & at.LIBRARY_STEPS),
+            is_in_process=bool(flags & at.IN_PROCESS),
+            has_stepped_aside=bool(flags & at.STEPPED_ASIDE),
+            was_forked=bool(flags & at.FORKED),
+            ticks=w[at.W_TICKS],
+            tick_ns=w[at.W_TICK_NS],
+            asked=w[at.W_ASK],
+            answered=w[at.W_ANSWERED],
+            marks=w[at.W_MARKS],
+            phase=Phase(phase),
+            phase_since_ns=w[at.W_PHASE] >> 8,
+            line=self.string(w[at.W_LINE]),
+            phase_ns={p: w[at.CUM_NS + p] for p in Phase},
+            step=w[at.W_STEP],
+            micro_step=w[at.W_MICRO_STEP],
+            epoch=w[at.W_EPOCH],
+            step_ends_ns=tuple(sorted(ns for ns in w[at.STEP_ENDS : at.STEP_ENDS + at.NUM_STEP_ENDS] if ns)),
+            issued=w[at.W_ISSUED],
+            issued_at_step=w[at.W_STEP_ISSUED],
+            group_seq=w[at.W_GROUP_SEQ],
+            group_seq_at_step=w[at.W_STEP_SEQ],
+            num_groups=w[at.W_GROUPS],
+            collectives=self.collectives(),
+            loader=self.loader(at.LOADER),
+            loader_before=self.loader(at.LOADER_BEFORE),
+            loader_worker_pids=tuple(
+                p for p in w[at.LOADER_PIDS : at.LOADER_PIDS + at.NUM_LOADER_PIDS] if p > 0
+            ),
+            sample_count=w[at.SAMPLE_COUNT],
+            sample_task=w[at.SAMPLE_TASK],
+            sample_at=w[at.SAMPLE_INDEX],
+            samples=tuple(w[at.SAMPLES : at.SAMPLES + max(0, min(w[at.SAMPLE_COUNT], at.NUM_SAMPLES))]),
+            sample_ns=w[at.SAMPLE_NS],
+            last_gradient=self.string(w[at.W_LAST_GRAD]),
+            unused=self.string(w[at.W_UNUSED]),
+            model=self.model(),
+            exception=self.last_words(at.EXCEPTION),
+            thread_exception=self.last_words(at.THREAD_EXCEPTION),
+            exit=self.exit(),
+            destroyed_ns=w[at.W_DESTROYED_NS],
+        )
+
+    def collectives(self) -> tuple[Collective, ...]:
+        found = [self.collective(at.RING + at.SLOT_WORDS * slot) for slot in range(at.NUM_SLOTS)]
+        return tuple(sorted((c for c in found if c is not None), key=lambda c: c.number))
+
+    def collective(self, base: int) -> Collective | None:
+        w = self.words[base : base + at.SLOT_WORDS]
+        if w[at.S_HEAD] <= 0 or w[at.S_HEAD] != w[at.S_TAIL]:
+            return None
+        dims = max(0, min(w[at.S_NDIM], at.NUM_DIMS))
+        return Collective(
+            number=w[at.S_HEAD],
+            op=self.string(w[at.S_OP]),
+            group=self.string(w[at.S_GROUP]),
+            ranks=self.string(w[at.S_RANKS]),
+            seq=w[at.S_SEQ],
+            reduce_op=self.string(w[at.S_REDUCE]),
+            root=w[at.S_ROOT],
+            dtype=self.string(w[at.S_DTYPE]),
+            shape=tuple(w[at.S_DIMS : at.S_DIMS + dims]),
+            numel=w[at.S_NUMEL],
+            num_tensors=w[at.S_TENSORS],
+            line=self.string(w[at.S_LINE]),
+            thread=self.string(w[at.S_THREAD]),
+            step=w[at.S_STEP],
+            entered_ns=w[at.S_ENTERED],
+            exited_ns=w[at.S_EXITED],
+            is_async=bool(w[at.S_FLAGS] & at.ASYNC),
+            was_waited=bool(w[at.S_FLAGS] & at.WAITED),
+            has_failed=bool(w[at.S_FLAGS] & at.FAILED),
+        )
+
+    def loader(self, base: int) -> Loader | None:
+        w = self.words[base : base + 8]
+        if w[at.L_NUMBER] <= 0:
+            return None
+        return Loader(
+            number=w[at.L_NUMBER],
+            drawn=w[at.L_DRAWN],
+            length=w[at.L_LENGTH],
+            line=self.string(w[at.L_LINE]),
+            num_workers=w[at.L_NUM_WORKERS],
+            started_ns=w[at.L_STARTED_NS],
+            ended_ns=w[at.L_ENDED_NS],
+            asked_ns=w[at.L_ASKED_NS],
+        )
+
+    def model(self) -> Model | None:
+        w = self.words
+        if w[at.W_MODELS] <= 0:
+            return None
+        return Model(w[at.W_MODELS], w[at.W_MODEL_PARAMS], w[at.W_MODEL_HASH])
+
+    def last_words(self, base: int) -> LastWords | None:
+        if not self.words[base]:
+            return None
+        parts = self.text(base + 1, 8 * at.LAST_WORDS_WORDS - 16).split("\0")
+        if len(parts) != 4:
+            return None
+        return LastWords(parts[0], parts[1], parts[2], parts[3], self.words[base])
+
+    def exit(self) -> Exit:
+        w = self.words
+        kind = ExitKind(w[at.W_EXIT_KIND])
+        return Exit(kind, w[at.W_EXIT_CODE], self.string(w[at.W_EXIT_LINE]), w[at.W_EXIT_NS])

@@ -1,0 +1,238 @@
+"""How does a process write its record, within a fraction of a microsecond a mark?
+
+The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and a
+few stores, no lock, no system call. Only the thread that owns the page (the one that trains) writes phases;
+collectives of other threads go to the ring alone. No torch here, and no import that is not cheap: every process
+of a job runs it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from itertools import count
+from threading import get_ident
+from time import monotonic_ns, time_ns
+
+from allranks.record import layout as at
+
+
+class Writer:
+    """The record of this process, from `open_page`; or from `in_memory`, where nobody else reads it."""
+
+    def __init__(self, buffer: mmap.mmap | bytearray, path: str | None) -> None:
+        self.path = path  # None: in memory only
+        self.buffer = buffer
+        self.words = memoryview(buffer).cast("q")
+        self.owner = get_ident()
+        self.phase_now = at.START
+        self.line_now = 0
+        self.since = monotonic_ns()
+        self.stack: list[tuple[int, int]] = []
+        self.is_library_stepped = False
+        self.on_strings_full: list[Callable[[], None]] = []
+        self._numbers: dict[str, int] = {}
+        self._next_string = at.STRINGS
+        self._generation = 0
+        self._slots = count(1)
+        self._fill()
+
+    def _fill(self) -> None:
+        w = self.words
+        w[at.W_VERSION] = at.VERSION
+        w[at.W_PID], w[at.W_PARENT] = os.getpid(), os.getppid()
+        w[at.W_START_NS], w[at.W_START_UNIX_NS] = self.since, time_ns()
+        w[at.W_RANK] = w[at.W_LOCAL_RANK] = w[at.W_WORKER_ID] = w[at.W_GROUP_SEQ] = w[at.W_STEP_SEQ] = -1
+        w[at.SAMPLE_INDEX] = -1
+        w[at.W_PHASE] = self.since << 8 | at.START
+        self.text(at.HOST, os.uname().nodename, 8 * at.HOST_WORDS - 8)
+        self.text(at.COMMAND, " ".join(getattr(sys, "orig_argv", sys.argv)), 8 * at.COMMAND_WORDS - 8)
+        w[at.W_MAGIC] = at.MAGIC  # last: now it is a page
+
+    # -- phases ---------------------------------------------------------------------------------------------
+
+    def phase(self, phase: int, line: int = 0) -> None:
+        """The process now does `phase`, until `leave`; `line` is a number from `string`."""
+        if get_ident() != self.owner:
+            return
+        self.stack.append((self.phase_now, self.line_now))
+        self._enter(phase, line)
+
+    def leave(self) -> None:
+        """The phase that `phase` began is over: back to the one before."""
+        if get_ident() == self.owner and self.stack:
+            phase, line = self.stack.pop()
+            self._enter(phase, line)
+
+    def mark(self, phase: int, line: int = 0) -> None:
+        """The process now does `phase`, without a way back."""
+        if get_ident() == self.owner:
+            self._enter(phase, line)
+
+    def _enter(self, phase: int, line: int) -> None:
+        w, now = self.words, monotonic_ns()
+        w[at.CUM_NS + self.phase_now] += now - self.since
+        w[at.W_MARKS] += 1
+        w[at.W_LINE] = line
+        w[at.W_PHASE] = now << 8 | phase
+        self.phase_now, self.line_now, self.since = phase, line, now
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def set_step(self, step: int, micro_step: int = 0, epoch: int | None = None) -> None:
+        """The library says that `step` optimizer steps have ended; the optimizer hooks no longer count."""
+        w = self.words
+        if not self.is_library_stepped:
+            self.is_library_stepped = True
+            w[at.W_FLAGS] |= at.LIBRARY_STEPS
+        if epoch is not None:
+            w[at.W_EPOCH] = epoch
+        w[at.W_MICRO_STEP] = micro_step
+        if step != w[at.W_STEP]:
+            w[at.W_STEP] = step - 1
+            self.end_step()
+
+    def end_step(self) -> None:
+        """One more optimizer step has ended."""
+        w = self.words
+        step = w[at.W_STEP] + 1
+        w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = monotonic_ns()
+        w[at.W_STEP_ISSUED] = w[at.W_ISSUED]
+        w[at.W_MICRO_STEP] = 0
+        w[at.W_STEP] = step
+
+    # -- collectives ----------------------------------------------------------------------------------------
+
+    def enter_collective(
+        self,
+        op: int,
+        group: int = 0,
+        *,
+        ranks: int = 0,
+        seq: int = -1,
+        reduce_op: int = 0,
+        root: int = -1,
+        dtype: int = 0,
+        shape: tuple[int, ...] = (),
+        numel: int = 0,
+        num_tensors: int = 0,
+        line: int = 0,
+        thread: int = 0,
+        flags: int = 0,
+    ) -> int:
+        """A call enters a collective; names are numbers from `string`. Returns the slot for its exit."""
+        w = self.words
+        number = next(self._slots)
+        base = at.RING + number % at.NUM_SLOTS * at.SLOT_WORDS
+        w[base + at.S_HEAD] = w[base + at.S_TAIL] = 0
+        w[base + at.S_GROUP], w[base + at.S_OP], w[base + at.S_REDUCE] = group, op, reduce_op
+        w[base + at.S_ROOT], w[base + at.S_DTYPE], w[base + at.S_NUMEL] = root, dtype, numel
+        dims = base + at.S_DIMS
+        w[base + at.S_NDIM] = len(shape)
+        for dim in shape[: at.NUM_DIMS]:
+            w[dims] = dim
+            dims += 1
+        w[base + at.S_LINE], w[base + at.S_THREAD], w[base + at.S_SEQ] = line, thread, seq
+        w[base + at.S_RANKS], w[base + at.S_TENSORS], w[base + at.S_STEP] = ranks, num_tensors, w[at.W_STEP]
+        w[base + at.S_FLAGS], w[base + at.S_EXITED] = flags, 0
+        w[base + at.S_ENTERED] = monotonic_ns()
+        w[base + at.S_TAIL] = number
+        w[base + at.S_HEAD] = number
+        w[at.W_ISSUED] = number
+        return base
+
+    def exit_collective(self, slot: int, flags: int = 0) -> None:
+        """The call of `slot` came back."""
+        w = self.words
+        if flags:
+            w[slot + at.S_FLAGS] |= flags
+        w[slot + at.S_EXITED] = monotonic_ns()
+
+    # -- texts ----------------------------------------------------------------------------------------------
+
+    def string(self, text: str) -> int:
+        """A number for `text`, the same each time, 0 for the empty one; starts over when the room is full."""
+        if not text:
+            return 0
+        number = self._numbers.get(text)
+        return self._add_string(text) if number is None else number
+
+    def _add_string(self, text: str) -> int:
+        raw = text.encode("utf-8", "replace")
+        if len(raw) > at.MAX_STRING_BYTES:  # the end says more: it has the line and the function
+            raw = b"..." + raw[3 - at.MAX_STRING_BYTES :]
+        size = 2 + (len(raw) + 7) // 8
+        if self._next_string + size > at.STRINGS_END:
+            self._next_string = at.STRINGS
+            self._generation += 1
+            self._numbers.clear()
+            for forget in self.on_strings_full:
+                forget()
+        word = self._next_string
+        self._next_string = word + size
+        number = (self._generation << 16) | word
+        w = self.words
+        for old in range(word, word + size):  # a number of the generation before must not be found here
+            w[old] = 0
+        self._bytes(word + 1, raw)
+        w[word] = number
+        self._numbers[text] = number
+        return number
+
+    def text(self, word: int, text: str, most: int) -> None:
+        """Write `text`, cut to `most` bytes, into the fixed place at `word`."""
+        self._bytes(word, text.encode("utf-8", "replace")[:most])
+
+    def _bytes(self, word: int, raw: bytes) -> None:
+        start = 8 * (word + 1)
+        self.buffer[start : start + len(raw)] = raw
+        self.words[word] = len(raw)
+
+    def last_words(self, place: int, kind: str, message: str, line: str, thread: str = "") -> None:
+        """The exception that ends the script (`layout.EXCEPTION`) or a thread (`layout.THREAD_EXCEPTION`)."""
+        room = 8 * at.LAST_WORDS_WORDS - 16
+        kind, thread = kind[:100], thread[:60]
+        fixed = len(f"{kind}{line}{thread}".encode("utf-8", "replace")) + 3
+        raw = message.replace("\0", " ").encode("utf-8", "replace")[: max(0, room - fixed)]
+        message = raw.decode("utf-8", "ignore")
+        self.text(place + 1, f"{kind}\0{message}\0{line}\0{thread}", room)
+        self.words[place] = monotonic_ns()
+
+    def exited(self, kind: int, code: int = 0, line: int = 0) -> None:
+        """How the process goes; the first word counts, but ENDED gives way to a better one."""
+        w = self.words
+        if w[at.W_EXIT_KIND] in (at.NOT_ENDED, at.ENDED):
+            w[at.W_EXIT_CODE], w[at.W_EXIT_LINE], w[at.W_EXIT_NS] = code, line, monotonic_ns()
+            w[at.W_EXIT_KIND] = kind
+
+    def close(self) -> None:
+        """Give the mapping back; the file stays (the agent removes it)."""
+        self.words.release()
+        if isinstance(self.buffer, mmap.mmap):
+            self.buffer.close()
+
+
+def open_page(folder: str, pid: int | None = None) -> Writer:
+    """Make `<pid>.page` in `folder` and map it.
+
+    Raises:
+        OSError: The folder is not there or full.
+    """
+    path = os.path.join(folder, f"{pid or os.getpid()}{at.SUFFIX}")  # noqa: PTH118 - pathlib costs 5 ms here
+    making = path + ".new"  # a reader never sees a half-made page, nor one of an old process with this pid
+    descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, at.PAGE_BYTES)  # a full /dev/shm is an error now, not SIGBUS later
+        buffer = mmap.mmap(descriptor, at.PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    writer = Writer(buffer, path)
+    os.rename(making, path)  # noqa: PTH104 - as above
+    return writer
+
+
+def in_memory() -> Writer:
+    """A record that only this process can read."""
+    return Writer(bytearray(at.PAGE_BYTES), None)

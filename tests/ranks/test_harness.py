@@ -1,4 +1,4 @@
-"""Does the harness for ranks tell the truth: results, the first cause, who did not end, what was left behind?"""
+"""Does the harness for ranks tell the truth: results, the first cause, who did not end, what is left?"""
 
 from __future__ import annotations
 
@@ -31,21 +31,15 @@ def test_run_ranks_when_all_return_then_results_in_order_of_rank(world_size: int
 
 
 def environment() -> dict[str, str]:
-    return {
-        name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MINE")
-    }
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MINE")
+    return {name: os.environ[name] for name in names}
 
 
 def test_run_ranks_then_environment_is_torchruns_and_the_tests_own() -> None:
     first, second = run_ranks(2, environment, init=False, env={"MINE": "yes"})
-    assert first == {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2",
-        "MINE": "yes",
-    }
-    assert second["RANK"] == "1" and second["LOCAL_RANK"] == "1"
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MINE": "yes"}
+    assert first == {"RANK": "0", "LOCAL_RANK": "0", **shared}
+    assert second == {"RANK": "1", "LOCAL_RANK": "1", **shared}
 
 
 def raise_on_rank_1() -> None:
@@ -105,3 +99,13 @@ def return_a_tensor() -> torch.Tensor:
 
 def test_run_ranks_when_tensors_are_returned_then_they_outlive_their_rank() -> None:
     assert [t.sum().item() for t in run_ranks(2, return_a_tensor)] == [0.0, 3.0]
+
+
+def exit_too_early() -> None:
+    os._exit(0)
+
+
+def test_run_outcomes_when_a_rank_exits_before_it_returns_then_it_is_not_good() -> None:
+    (outcome,) = run_outcomes(1, exit_too_early, init=False)
+    assert outcome.exit_code == 0 and not outcome.is_good
+    assert "exited with code 0 before it returned" in outcome.story()

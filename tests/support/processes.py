@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -33,7 +34,7 @@ def children_of(pid: int) -> list[int]:
     return [p for p in _pids() if (s := _stat(p)) and int(s[1]) == pid and s[0] not in ("Z", "X")]
 
 
-def with_variable(name: str, value: str) -> list[int]:
+def variable_holders(name: str, value: str) -> list[int]:
     """The living processes whose environment holds name=value (as it was when they started)."""
     wanted = f"{name}={value}".encode()
     found = []
@@ -68,10 +69,8 @@ def kill_session(sid: int) -> None:
 
 def kill(pid: int) -> None:
     """SIGKILL one process, if it is still there."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def wait_until_gone(pids: list[int], timeout_s: float) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -49,10 +50,8 @@ def rank_main(setup: RankSetup, pipe: Connection) -> None:
         report["traceback"] = traceback.format_exc()
         report["error"] = _dumps_or_none(error)
     pipe.send_bytes(pickle.dumps(report))
-    try:
+    with contextlib.suppress(EOFError):
         pipe.recv_bytes()  # leaving early would close sockets that slower ranks still read
-    except EOFError:
-        pass
     if setup.init:
         _leave()
 

@@ -1,15 +1,16 @@
 """How does a test run a function on real ranks?
 
-    results = run_ranks(3, average_of_uneven_parts, [1, 2, 3])        # one result per rank, in order of rank
-    outcomes = run_outcomes(2, hang_on_rank_1, timeout_s=5)           # for tests of failures: what became of each
+    results = run_ranks(3, average_of_uneven_parts, [1, 2, 3])    # one result per rank, in order of rank
+    outcomes = run_outcomes(2, hang_on_rank_1, timeout_s=5)       # for tests of failures: what became of each
 
-Every rank is a process of its own, forked from a server that has torch loaded (two ranks need about 0.1 s), in an
-environment as torchrun would have made it, so `allranks.start()` and `init_process_group("gloo")` work inside. The
-function must be importable (at the top level of a test module) and its arguments must survive pickle.
+Every rank is a process of its own, forked from a server that has torch loaded (two ranks need about 0.1 s),
+in an environment as torchrun would have made it, so `allranks.start()` and `init_process_group("gloo")` work
+inside. The function must be importable (top level of a test module) and its arguments must survive pickle.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -26,16 +27,8 @@ from typing import Any
 from support.processes import kill_session, session_members, state_of
 from support.rank_process import STACK_SIGNAL, RankSetup, rank_main
 
-PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "numpy",
-    "pytest",
-    "allranks",
-]
-# Ranks that lose a peer raise at once; whoever has not ended this long after the first failure is waiting for good.
+PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "pytest", "allranks"]
+# Ranks that lose a peer raise at once; who has not ended this long after the first failure waits for good.
 GRACE_AFTER_FAILURE_S = 3.0
 
 
@@ -49,33 +42,41 @@ class Outcome:
     traceback: str = ""
     failed_at: float = float("inf")  # time.monotonic() of the failure: the order of events on this machine
     exit_signal: int | None = None  # it was killed, by itself or by another, not by the harness
-    exit_code: int | None = None  # it ended without a result: os._exit() or sys.exit()
+    exit_code: int | None = None  # it ended without a report: os._exit()
     has_ended: bool = True  # False: the harness had to end it
     stack: str = ""  # where it was, if it had not ended
     output: str = ""  # its stdout and stderr
     left_behind: list[str] = field(default_factory=list)  # processes of its session that outlived it
 
     @property
+    def has_died(self) -> bool:
+        """It ended without a report: by a signal, or by os._exit()."""
+        return self.exit_signal is not None or self.exit_code is not None
+
+    @property
     def is_good(self) -> bool:
         """It returned, and left nothing behind."""
-        return (
-            self.has_ended
-            and not (self.traceback or self.left_behind or self.exit_signal)
-            and (self.exit_code in (None, 0))
-        )
+        return self.has_ended and not (self.has_died or self.traceback or self.left_behind)
+
+    @property
+    def is_victim(self) -> bool:
+        """It reports that another did not come or went away."""
+        last = self.traceback.strip().rsplit("\n", 1)[-1]
+        signs = ("closed by peer", "Timed out waiting", "DistNetworkError", "Broken pipe")
+        return any(sign in last for sign in signs)
 
     def story(self) -> str:
         """What to tell about this rank when a test fails."""
         if not self.has_ended:
             head, body = "had not ended; its stack:", self.stack or "(none: the process did not answer)"
-        elif self.exit_signal:
+        elif self.exit_signal is not None:
             head, body = f"was ended by {signal.Signals(self.exit_signal).name}", ""
+        elif self.exit_code is not None:
+            head, body = f"exited with code {self.exit_code} before it returned", ""
         elif self.traceback:
             head, body = "raised:", self.traceback
         elif self.left_behind:
             head, body = "left processes behind:", "\n".join(self.left_behind)
-        elif self.exit_code:
-            head, body = f"exited with code {self.exit_code} before it returned", ""
         else:
             head, body = "returned", ""
         printed = f"\n--- it printed:\n{self.output[-4000:]}" if self.output and not self.is_good else ""
@@ -92,20 +93,17 @@ def run_ranks(
     cwd: Path | None = None,
     may_die: Sequence[int] = (),
 ) -> list[Any]:
-    """The results of `fn(*args)` on every rank, in order of rank; AssertionError with every rank's story otherwise.
+    """The results of `fn(*args)` in order of rank; AssertionError with every rank's story if one is bad.
 
     Args:
         timeout_s: Everything must have ended by then.
-        init: Join a gloo process group before `fn`, and leave it after. False for functions that do it themselves.
+        init: Join a gloo process group before `fn`, leave it after. False if `fn` does so itself.
         env: More variables for the ranks.
         cwd: Where the ranks run; a folder that is deleted afterwards if not given.
         may_die: Ranks whose death by a signal or os._exit is part of the test; their result is None.
     """
     outcomes = run_outcomes(world_size, fn, *args, timeout_s=timeout_s, init=init, env=env, cwd=cwd)
-    bad = [
-        o for o in outcomes if not o.is_good and not (o.rank in may_die and o.has_ended and not o.traceback)
-    ]
-    if bad:
+    if any(not (o.is_good or (o.has_died and o.rank in may_die)) for o in outcomes):
         raise AssertionError(tell(outcomes))
     return [o.result for o in outcomes]
 
@@ -115,21 +113,13 @@ def tell(outcomes: Sequence[Outcome]) -> str:
 
     def order(o: Outcome) -> tuple[int, float]:
         if o.is_good:
-            return 4, 0.0
-        if o.traceback:
-            return (2 if is_victim(o) else 0), o.failed_at
-        return (0 if o.exit_signal or o.exit_code else 1), o.failed_at
+            return 3, 0.0
+        if o.is_victim:
+            return 2, o.failed_at
+        return (0 if o.has_ended else 1), o.failed_at
 
     head = f"{sum(not o.is_good for o in outcomes)} of {len(outcomes)} ranks failed, the first cause first"
     return "\n\n".join([head, *(o.story() for o in sorted(outcomes, key=order))])
-
-
-def is_victim(outcome: Outcome) -> bool:
-    """The rank reports that another did not come or went away."""
-    last = outcome.traceback.strip().rsplit("\n", 1)[-1]
-    return any(
-        sign in last for sign in ("closed by peer", "Timed out waiting", "DistNetworkError", "Broken pipe")
-    )
 
 
 def run_outcomes(
@@ -141,13 +131,12 @@ def run_outcomes(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> list[Outcome]:
-    """What became of `fn(*args)` on every rank; never raises for what a rank did. Arguments as for run_ranks."""
-    import torch.distributed as dist
+    """What became of `fn(*args)` on every rank; never raises for what a rank did. Arguments as run_ranks."""
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     # Port 0 and a server in this process: no port can be taken by another test run.
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-    )
+    store_timeout = timedelta(seconds=timeout_s)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=store_timeout)
     with tempfile.TemporaryDirectory(prefix="allranks-ranks-") as folder:
         work = Path(folder, "cwd")
         work.mkdir()
@@ -175,11 +164,10 @@ def run_outcomes(
 
 def torchrun_env(rank: int, world_size: int, port: int) -> dict[str, str]:
     """The variables torchrun gives to a rank of one node, with the store served by the launcher."""
-    numbers = {
-        "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0,
-        "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "ROLE_WORLD_SIZE": world_size, "GROUP_WORLD_SIZE": 1,
-        "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0, "MASTER_PORT": port, "OMP_NUM_THREADS": 1,
-    }  # fmt: skip
+    places = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "ROLE_WORLD_SIZE": world_size}
+    restarts = {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    numbers = {**places, **sizes, **restarts, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     words = {
         "MASTER_ADDR": "127.0.0.1",
         "ROLE_NAME": "default",
@@ -201,7 +189,7 @@ class _Rank:
         self.has_reported = False
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=rank_main, args=(setup, theirs), daemon=False)
+        self.process = context.Process(target=rank_main, args=(setup, theirs))
         self.process.start()
         theirs.close()
 
@@ -215,8 +203,6 @@ class _Rank:
             code = self.process.exitcode or 0
             outcome.exit_signal, outcome.exit_code = (-code, None) if code < 0 else (None, code)
             outcome.failed_at = time.monotonic()
-            if code == 0:
-                outcome.exit_code = 0
         else:
             outcome.traceback, outcome.failed_at = report["traceback"], report["failed_at"]
             outcome.error = _load(report["error"])
@@ -225,10 +211,8 @@ class _Rank:
 
     def release(self) -> None:
         """Let it leave its process group: nobody needs it any more."""
-        try:
+        with contextlib.suppress(OSError):
             self.pipe.send_bytes(b"go")
-        except OSError:
-            pass
 
     def end(self) -> None:
         """End the process if it lives, and everything it started; keep what it can still tell."""
@@ -248,8 +232,7 @@ class _Rank:
         outcome.output = log.read_text(errors="replace") if log.exists() else ""
 
     def _take_stack(self, pid: int) -> str:
-        state = state_of(pid)
-        if state in ("T", "t"):
+        if state_of(pid) in ("T", "t"):
             return "(stopped by a signal: it cannot tell)"
         os.kill(pid, STACK_SIGNAL)
         stack, deadline = Path(self.setup.stack), time.monotonic() + 1
@@ -272,7 +255,8 @@ def _gather(ranks: Sequence[_Rank], deadline: float) -> None:
         if not ready:
             break
         for pipe in ready:
-            rank = pending.pop(pipe)  # pyright: ignore[reportArgumentType]
+            assert isinstance(pipe, Connection)
+            rank = pending.pop(pipe)
             rank.receive()
             if not rank.outcome.is_good:
                 deadline = min(deadline, time.monotonic() + GRACE_AFTER_FAILURE_S)

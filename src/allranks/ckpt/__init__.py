@@ -1,1 +1,34 @@
-"""See docs/design/architecture.md."""
+"""Checkpoints: saved while training goes on, never half there, read without running code."""
+
+from allranks.ckpt.checkpoints import Checkpoints, Saved, Session, load, save
+from allranks.ckpt.finding import Found, Problem, find_latest, verify
+from allranks.ckpt.keys import Fit, does_not_fit, fit
+from allranks.ckpt.manifest import Manifest
+from allranks.ckpt.randomness import random_states, restore_random_states
+from allranks.ckpt.reading import Checkpoint
+from allranks.ckpt.retention import Retention
+from allranks.ckpt.stores import Store, open_store
+from allranks.ckpt.writing import Snapshot
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Fit",
+    "Found",
+    "Manifest",
+    "Problem",
+    "Retention",
+    "Saved",
+    "Session",
+    "Snapshot",
+    "Store",
+    "does_not_fit",
+    "find_latest",
+    "fit",
+    "load",
+    "open_store",
+    "random_states",
+    "restore_random_states",
+    "save",
+    "verify",
+]

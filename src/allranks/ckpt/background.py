@@ -1,0 +1,97 @@
+"""How does a save go on while training goes on, one at a time, without losing its errors?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from allranks.core.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
+
+
+class Background:
+    """Runs one job at a time on a thread of its own; not a daemon, so a script that ends does not cut a save short."""
+
+    def __init__(self) -> None:
+        self.give_up = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._name = ""
+        self._error: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def make_free(self, name: str) -> float:
+        """Wait for the job before, and say so.
+
+        Args:
+            name: Who waits.
+
+        Returns:
+            Seconds waited.
+
+        Raises:
+            CheckpointError: AR608 the job before failed.
+        """
+        waited_s = 0.0
+        if self.is_busy:
+            begun = time.perf_counter()
+            self.wait()
+            waited_s = time.perf_counter() - begun
+            _log.warning(
+                "AR617 the save of %s waited %.1f s for %s to be written: saves come faster than the disk takes them; "
+                "save less often, or to a faster disk",
+                name,
+                waited_s,
+                self._name,
+            )
+        self.check()
+        return waited_s
+
+    def start(self, name: str, job: Callable[[threading.Event], Any]) -> None:
+        """Start a job; there must be none."""
+        assert not self.is_busy, "make_free() first"
+        self._name = name
+        self._thread = threading.Thread(
+            target=self._run, args=(job,), name=f"allranks save {name}", daemon=False
+        )
+        self._thread.start()
+
+    def _run(self, job: Callable[[threading.Event], Any]) -> None:
+        try:
+            job(self.give_up)
+        except BaseException as error:  # noqa: BLE001 - the edge of a thread: check() raises it in the training
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what a finished job failed with, once.
+
+        Raises:
+            CheckpointError: AR608, with the cause.
+        """
+        if self._error is None or self.is_busy:
+            return
+        error, self._error = self._error, None
+        text = (
+            f"{error.code} {error.what}"
+            if isinstance(error, CheckpointError)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise CheckpointError(
+            "AR608",
+            f"saving {self._name} in the background failed: {text}",
+            why=getattr(error, "why", ""),
+            fix=getattr(error, "fix", "")
+            or "mend the cause, then start again with the same command: it resumes",
+        ) from error
+
+    def wait(self) -> None:
+        """Wait for the running job; does not raise what it failed with."""
+        if self._thread is not None:
+            self._thread.join()

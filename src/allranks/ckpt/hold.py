@@ -1,0 +1,56 @@
+"""How is the state copied, so that training goes on while it is written?
+
+Into buffers that are kept from save to save: pinned ones for tensors of an accelerator, plain ones for the CPU. Fresh memory
+would cost more than the copy: page faults make it 0.28 s against 0.011 s for 100 MB (2-core VM, torch 2.13, Nov 2026).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Holder:
+    """Copies tensors into its own buffers; what it returned before is overwritten by the next `begin()`."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._used: dict[str, torch.Tensor] = {}
+        self._same: dict[tuple[object, ...], torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
+
+    def begin(self) -> None:
+        """Start a new copy; the one before may be overwritten."""
+        self._used, self._same, self._devices = {}, {}, set()
+
+    def copy(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        """A copy in memory of the host; complete only after `finish()`. A tensor met under two paths is copied once."""
+        identity = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        if tensor.numel() and identity in self._same:
+            return self._same[identity]
+        buffer = self._buffers.get(path)
+        if buffer is None or not _fits(buffer, tensor):
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=_can_pin(tensor.device))
+        buffer.copy_(tensor, non_blocking=tensor.device.type != "cpu")
+        if tensor.device.type != "cpu":
+            self._devices.add(tensor.device)
+        self._used[path] = self._same[identity] = buffer
+        return buffer
+
+    def finish(self) -> None:
+        """Wait for the copies from devices; buffers of state that is gone are freed."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device) if hasattr(
+                torch, "accelerator"
+            ) else torch.cuda.synchronize(device)
+        self._buffers = self._used
+        self._same = {}
+
+
+def _fits(buffer: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return (
+        buffer.shape == tensor.shape and buffer.dtype == tensor.dtype and buffer.stride() == tensor.stride()
+    )
+
+
+def _can_pin(device: torch.device) -> bool:
+    return device.type == "cuda"

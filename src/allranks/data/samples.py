@@ -1,0 +1,126 @@
+"""How is a micro-batch of a map-style data set read: in this process or in loader workers, with which random numbers?
+
+torch's DataLoader does the work. What it sees as data set is a `SampleReader`, what it sees as batch sampler yields one
+request per micro-batch: (indices, position in the global order, seed of the epoch). The reader seeds the generators
+for each sample from its position, so augmentation does not depend on ranks or workers, and needs no saved state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from allranks.data.batch import MicroBatch
+from allranks.data.randomness import KeptRandomness, mix, seed_all
+from allranks.data.settings import LoaderSettings
+from allranks.data.worker_life import WorkerStart, start_workers, stop_workers
+
+Request = tuple[list[Any], int, int]
+_COLLATE = 0x636F6C6C
+
+
+class SampleReader:
+    """The data set as the DataLoader sees it: takes a request, gives a finished batch.
+
+    A data set with __getitems__ reads the batch at once and is seeded once per micro-batch.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, is_seeded: bool) -> None:
+        self.dataset, self.collate_fn, self.is_seeded = dataset, collate_fn, is_seeded
+
+    def __getitems__(self, request: Request) -> Any:
+        if not self.is_seeded:
+            return self._read(request)
+        if get_worker_info() is not None:  # a worker's generators belong to us
+            return self._read(request)
+        with KeptRandomness():
+            return self._read(request)
+
+    def _read(self, request: Request) -> Any:
+        indices, position, seed = request
+        dataset = self.dataset
+        fetch_many = getattr(dataset, "__getitems__", None)
+        if not self.is_seeded:
+            samples = fetch_many(indices) if fetch_many else [dataset[index] for index in indices]
+            return self.collate_fn(samples)
+        if fetch_many:
+            seed_all(mix(seed, position))
+            samples = fetch_many(indices)
+        else:
+            samples = []
+            for offset, index in enumerate(indices):
+                seed_all(mix(seed, position + offset))
+                samples.append(dataset[index])
+        seed_all(mix(seed, position, _COLLATE))
+        return self.collate_fn(samples)
+
+
+class _Requests:
+    """The batch sampler the DataLoader sees: one request for each micro-batch of the plan of the present epoch.
+
+    The DataLoader asks ahead of what it delivers, but delivers in order: `asked` keeps what belongs to each batch.
+    """
+
+    def __init__(self) -> None:
+        self.plan: Iterable[MicroBatch] = ()
+        self.seed = 0
+        self.asked: deque[MicroBatch] = deque()
+
+    def __iter__(self) -> Iterator[Request]:
+        for each in self.plan:
+            self.asked.append(each)
+            yield each.indices_to_load(), each.position, self.seed
+
+
+def as_it_is(batch: Any) -> Any:
+    """The collate function the DataLoader sees: the batch is finished already."""
+    return batch
+
+
+class SampleEngine:
+    """Reads a map-style data set through a DataLoader."""
+
+    def __init__(
+        self, dataset: Any, settings: LoaderSettings, *, seed: int, rank: int, is_seeded: bool
+    ) -> None:
+        self._requests = _Requests()
+        self._generator = torch.Generator()
+        self._seed, self._rank, self._workers = seed, rank, []
+        self._dataset = SampleReader(dataset, settings.collate_fn, is_seeded=is_seeded)
+        self._settings = settings
+        self._loader: DataLoader[Any] = DataLoader(
+            self._dataset,  # pyright: ignore[reportArgumentType]
+            batch_sampler=self._requests,  # pyright: ignore[reportArgumentType]
+            collate_fn=as_it_is,
+            generator=self._generator,
+            worker_init_fn=WorkerStart(dataset, settings.worker_init_fn) if settings.num_workers else None,
+            **settings.torch_arguments(),
+        )
+
+    def batches(self, plan: Iterable[MicroBatch], seed: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """The micro-batches of a plan with their data, in order."""
+        requests = self._requests
+        requests.plan, requests.seed = plan, seed
+        requests.asked.clear()
+        # The DataLoader draws its workers' seed from this generator, not from the user's.
+        self._generator.manual_seed(mix(seed, self._rank))
+        source, workers = start_workers(self._loader)
+        self._workers = workers or self._workers
+        asked = requests.asked
+        try:
+            for data in source:
+                yield asked.popleft(), data
+        finally:
+            requests.plan = ()
+            if not self._settings.persistent_workers:
+                del source
+                self.close()
+
+    def close(self) -> None:
+        """End the loader workers."""
+        workers, self._workers = self._workers, []
+        stop_workers(self._loader, workers)

@@ -1,0 +1,101 @@
+"""What happens when a loader worker starts and ends?
+
+A worker is seeded (torch, random, numpy), shows the user's data set in get_worker_info(), dies with its rank, and leaves
+signals that are meant for the rank to the rank: a SIGTERM to the whole process group must not end the workers before
+the rank has saved its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, get_worker_info
+
+from allranks.core.errors import UsageError
+from allranks.data.randomness import mix, seed_all
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_WORKER = 0x776F726B
+
+
+class WorkerStart:
+    """The worker_init_fn the DataLoader sees; calls the user's own at the end."""
+
+    def __init__(self, dataset: Any, user_function: Callable[[int], Any] | None) -> None:
+        self.dataset, self.user_function = dataset, user_function
+        self.parent = os.getpid()
+        # The kernel's signal comes when the *thread* that forked ends, so only the main thread may ask for it.
+        self.dies_with_parent = (
+            sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+        )
+
+    def __call__(self, worker_id: int) -> None:
+        if self.dies_with_parent:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self.parent:  # it died before we asked
+                os._exit(1)
+        leave_signals_to_the_rank()
+        info = get_worker_info()
+        if info is not None:
+            seed_all(mix(info.seed, _WORKER))
+            with contextlib.suppress(AttributeError, TypeError):
+                object.__setattr__(info, "dataset", self.dataset)  # the frozen record holds our reader
+        if self.user_function is not None:
+            self.user_function(worker_id)
+
+
+def leave_signals_to_the_rank() -> None:
+    """Ignore SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 in this worker, except where C code (faulthandler) waits for one."""
+    caught = _caught_in_c()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if callable(signal.getsignal(number)) or not caught & (1 << (number - 1)):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _caught_in_c() -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def start_workers(loader: DataLoader[Any]) -> tuple[Iterator[Any], list[Any]]:
+    """Begin an epoch of a DataLoader; also the processes that this started."""
+    if loader.num_workers == 0:
+        return iter(loader), []
+    before = {process.pid for process in multiprocessing.active_children()}
+    try:
+        source = iter(loader)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise UsageError(
+            "AR138",
+            f"the loader workers cannot be started: {error}",
+            why="the start method of the workers pickles the data set, collate_fn and worker_init_fn",
+            fix="functions at the top level of a module instead of lambdas, or num_workers=0",
+        ) from error
+    return source, [p for p in multiprocessing.active_children() if p.pid not in before]
+
+
+def stop_workers(loader: DataLoader[Any], workers: list[Any]) -> None:
+    """End a DataLoader's workers; one that does not end in 5 s is killed, since it ignores SIGTERM."""
+    # torch keeps persistent workers' iterator here and ends them when it is dropped; there is no public way.
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None
+    for process in workers:
+        process.join(5)
+        if process.is_alive():
+            process.kill()
+            process.join()

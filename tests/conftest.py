@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["support.police", "support.command"]
+pytest_plugins = ["support.police", "support.command", "support.cluster"]

@@ -1,0 +1,27 @@
+# make demo    install, and train a small network on two ranks (about a minute after the download of torch)
+# make test    install what the tests need, and run all checks and tests
+# make check   only what is quick: style, layers, types, unit tests (after make test has installed them)
+# make clean   remove what these made
+
+.PHONY: demo test check clean
+PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+demo: .venv/installed-recipes
+	.venv/bin/allranks run --nproc 2 recipes/digits.py
+
+test: .venv/installed-test
+	scripts/check
+
+check: .venv/installed-test
+	scripts/check --quick
+
+.venv/bin/python:
+	python=$$(scripts/find-python) && "$$python" -m venv .venv
+
+.venv/installed-%: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing allranks[$*] into .venv (torch is large: minutes on a slow line)"
+	$(PIP) --editable '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -58,7 +58,9 @@ class AllranksError(RuntimeError):
         return _rebuild, (type(self), self.code, self.what, self.why, self.fix, self.where)
 
 
-def _rebuild(kind: type[AllranksError], code: str, what: str, why: str, fix: str, where: str) -> AllranksError:
+def _rebuild(
+    kind: type[AllranksError], code: str, what: str, why: str, fix: str, where: str
+) -> AllranksError:
     return kind(code, what, why=why, fix=fix, where=where)
 
 

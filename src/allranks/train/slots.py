@@ -1,0 +1,78 @@
+"""What belongs to one optimizer: its parameters, clipping, schedulers, warm-up, and the gradients of its update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from allranks.core.errors import UsageError
+from allranks.wrap.model import Model
+
+
+@dataclass(slots=True)
+class Update:
+    """One update of an optimizer, as run.step returns it on the last micro-batch of a window."""
+
+    number: int  # updates of this optimizer so far, this one included
+    skipped: bool = False  # no weights were changed: fp16 overflow, or no weight at all in the window
+    grad_norm: torch.Tensor | None = None  # (), total L2 norm before clipping; None unless clip_norm is set
+    weight: float | None = None  # sum of weights over all ranks and micro-batches, where weights were given
+
+
+@dataclass(slots=True)
+class OptimizerSlot:
+    """One registered optimizer and what goes with its updates."""
+
+    name: str
+    optimizer: torch.optim.Optimizer
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    warmup_steps: int = 0
+    per_update: list[Any] = field(default_factory=list)  # schedulers
+    per_epoch: list[Any] = field(default_factory=list)
+    updates: int = 0
+    weighted: bool | None = None  # whether steps give weights; fixed by the first step of each window
+    window_weight: float = 0.0  # this rank's weights so far in the window
+    last_pooled: frozenset[str] = frozenset()  # models whose last window was reduced after backward
+    models: list[Model] = field(default_factory=list)  # that hold its parameters; kept by Stepper.models_of
+    models_key: tuple[int, int] = (-1, -1)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Every parameter of the optimizer, also those added later."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients that are there."""
+        return [p.grad for p in self.parameters() if p.grad is not None]
+
+    def clip(self, clip_norm: float | None, clip_value: float | None) -> torch.Tensor | None:
+        """Clip the gradients by value, then by norm; the norm before clipping, without waiting for the device."""
+        parameters = self.parameters()
+        if clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        if clip_norm is None:
+            return None
+        return torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+
+    def take_step(self, scaler: torch.amp.GradScaler | None) -> None:
+        """optimizer.step() with the learning rates of the warm-up, if it is still on."""
+        factor = min(1.0, (self.updates + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        groups = self.optimizer.param_groups
+        rates = [g["lr"] for g in groups] if factor < 1 else []
+        for group in groups if factor < 1 else ():
+            group["lr"] = group["lr"] * factor
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+        # The schedulers compute from the rate without warm-up, so every scheduler goes together with it.
+        for group, rate in zip(groups, rates, strict=False):
+            group["lr"] = rate
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Refuse a clip of 0 or less: it would stop the training without a word."""
+    if value is not None and not value > 0:
+        raise UsageError("AR108", f"{name}={value}", fix=f"{name} > 0, or None for no clipping")

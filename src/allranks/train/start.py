@@ -1,0 +1,183 @@
+"""Where am I, and with whom? start() answers, joins the ranks, and leaves nothing behind at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from allranks.comm import values
+from allranks.comm.devices import pick_device
+from allranks.comm.joining import join, part
+from allranks.comm.threads import share_threads
+from allranks.core.errors import StartError, UsageError
+from allranks.core.place import Place, find_place
+from allranks.metrics import Sink, default_sinks
+from allranks.train.run import Run
+from allranks.train.state import seed_generators
+from allranks.wrap.precision import Precision, use_deterministic, use_tf32
+
+logger = logging.getLogger(__name__)
+
+_open_runs: list[Run] = []
+
+
+@contextlib.contextmanager
+def start(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    global_batch_size: int | None = None,
+    accumulation_steps: int = 1,
+    micro_batch_size: int | None = None,
+    precision: str = "fp32",
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    backend: str | None = None,
+    start_timeout_s: float = 300.0,
+    timeout_s: float = 600.0,
+    threads: int | None = None,
+    tf32: bool | None = None,
+    deterministic: bool | None = None,
+    tensorboard: bool | None = None,
+    sinks: tuple[Sink, ...] = (),
+) -> Iterator[Run]:
+    """Join the ranks of this job, or be alone, for the block. **Collective**: all ranks enter and leave it.
+
+    Works under allranks run, torchrun, srun, mpirun and plain python; the launcher is found from its variables (core/place.py).
+
+    Args:
+        run_dir: Folder for metrics and checkpoints, the same on all ranks; the launcher's if not given, else runs/<script>-<date>-<time>.
+        global_batch_size: Samples per update over all ranks, the same whatever the number of ranks; each loader may say its own.
+        accumulation_steps: Micro-batches per update.
+        micro_batch_size: Instead: most samples of a rank in one forward; the micro-batches per update follow from it.
+        precision: "fp32", "bf16" or "fp16": autocast in forwards, float32 weights.
+        seed: The same initial weights, data order and augmentation on any number of ranks; dropout differs per rank.
+        device: This rank's device; cuda:LOCAL_RANK if there are GPUs, else the CPU.
+        backend: torch's name of a backend; NCCL with Gloo beside it for CUDA, else Gloo.
+        start_timeout_s: Seconds until ranks that have not arrived are named in an error.
+        timeout_s: Seconds a collective may take; work of rank 0 alone goes into run.rank_zero_first, which may take longer.
+        threads: Intra-op threads on a CPU; the usable cores divided among the local ranks if not given.
+        tf32: True lets float32 products on GPUs keep 10 mantissa bits (up to 8 x faster); None leaves torch's setting.
+        deterministic: True allows only algorithms that repeat bit for bit; slower on GPUs; None leaves torch's setting.
+        tensorboard: Write TensorBoard events too; None does if it is installed.
+        sinks: More trackers for run.log.
+
+    Raises:
+        StartError: AR001 to AR012, see core/place.py and comm/joining.py; AR007 another run is open.
+        UsageError: AR104, AR130 wrong settings.
+    """
+    if _open_runs:
+        raise StartError(
+            "AR007",
+            "start() inside another run of this process",
+            fix="one `with allranks.start(...)` around the whole training",
+        )
+    place = find_place(os.environ)
+    chosen = pick_device(place, device)
+    made_precision = Precision(precision, chosen)
+    _check_sizes(global_batch_size, accumulation_steps, micro_batch_size)
+    thread_note = share_threads(place, threads) if chosen.type == "cpu" else ""
+    if tf32 is not None:
+        use_tf32(tf32)
+    if deterministic is not None:
+        use_deterministic(deterministic)
+    with _logging(place):
+        membership = join(
+            place, chosen, start_timeout_s=start_timeout_s, timeout_s=timeout_s, backend=backend
+        )
+        error: BaseException | None = None
+        run: Run | None = None
+        try:
+            folder = _agree_on_folder(run_dir)
+            seed_generators(seed)
+            run = Run(
+                place=place,
+                device=chosen,
+                membership=membership,
+                run_dir=folder,
+                seed=seed,
+                precision=made_precision,
+                global_batch_size=global_batch_size,
+                accumulation_steps=accumulation_steps,
+                micro_batch_size=micro_batch_size,
+                make_sinks=lambda: [*default_sinks(folder, tensorboard), *sinks],
+            )
+            _open_runs.append(run)
+            _say(place, chosen, thread_note, folder)
+            yield run
+        except BaseException as raised:
+            error = raised
+            told = None if _is_clean_exit(raised) else part(membership, raised)
+            if told is not None:
+                raise told from raised
+            raise
+        finally:
+            if run is not None:
+                run.close()
+                _open_runs.remove(run)
+            if error is None or _is_clean_exit(error):
+                part(membership, None)
+
+
+def _is_clean_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _check_sizes(
+    global_batch_size: int | None, accumulation_steps: int, micro_batch_size: int | None
+) -> None:
+    given = {
+        "global_batch_size": global_batch_size,
+        "accumulation_steps": accumulation_steps,
+        "micro_batch_size": micro_batch_size,
+    }
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UsageError("AR130", f"{name}={value!r}", fix=f"{name} as a whole number, at least 1")
+    if accumulation_steps > 1 and micro_batch_size is not None:
+        raise UsageError(
+            "AR130",
+            f"accumulation_steps={accumulation_steps} and micro_batch_size={micro_batch_size}: each follows from the other",
+            fix="give one of them",
+        )
+
+
+def _agree_on_folder(run_dir: str | os.PathLike[str] | None) -> Path:
+    """The run directory, the same on all ranks even where their clocks differ. Nothing is created before it is written to. Collective."""
+    named = run_dir if run_dir is not None else os.environ.get("ALLRANKS_RUN_DIR")
+    if named is None:
+        script = Path(sys.argv[0]).stem or "python"
+        home = Path(os.environ.get("ALLRANKS_HOME", "runs"))
+        named = home / f"{script}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(values.from_rank_zero(str(Path(named).absolute())))
+
+
+@contextlib.contextmanager
+def _logging(place: Place) -> Iterator[None]:
+    """Show our log lines on stderr for the run, where the user has not set up logging: all from rank 0, warnings from the others."""
+    ours = logging.getLogger("allranks")
+    if ours.handlers or logging.getLogger().handlers:
+        yield
+        return
+    handler = logging.StreamHandler()
+    where = f"rank {place.rank}/{place.world_size} {place.host}" if place.world_size > 1 else place.host
+    handler.setFormatter(logging.Formatter(f"allranks [{where}] %(message)s"))
+    level = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO if place.is_rank_zero else logging.WARNING)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level)
+
+
+def _say(place: Place, device: torch.device, thread_note: str, folder: Path) -> None:
+    logger.info("%s", place)
+    logger.info("device %s%s; run directory %s", device, f", {thread_note}" if thread_note else "", folder)

@@ -1,0 +1,218 @@
+"""What does run.model() give back? The user's module, moved and replicated, which is called and saved as if it were plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from allranks.wrap.agreement import require_same_model
+from allranks.wrap.batchnorm import convert_batchnorm
+from allranks.wrap.buffers import BufferSync
+from allranks.wrap.precision import Precision
+from allranks.wrap.reducer import replicate, unreduced
+
+
+class Window:
+    """What a forward needs to know of the step it is in; one object shared by the loop, its models and its loaders."""
+
+    __slots__ = ("is_last", "local", "num_samples")
+
+    def __init__(self) -> None:
+        self.is_last = True  # this micro-batch closes its window: gradients are synchronised
+        self.local = 0  # > 0 inside evaluation: no communication at all
+        self.num_samples: int | None = None  # this rank's real samples in the micro-batch; 0 for a stand-in
+
+
+class Model(nn.Module):
+    """A module on its device and, with more than one rank, replicated by DDP. Call it, save it, ask it as the plain module.
+
+    Parameter, buffer and state-dict names are the plain module's, without `module.`. Attributes it does not have itself are the plain
+    module's. With gradients enabled and outside evaluation, a call is a part of the step: on the last micro-batch of a window the
+    backward that follows is **collective**; every other call communicates nothing, so ranks may evaluate on their own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        *,
+        world_size: int,
+        window: Window | None = None,
+        precision: Precision | None = None,
+        name: str = "model",
+        sync_batchnorm: bool = False,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        bucket_cap_mb: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.window = window or Window()
+        if sync_batchnorm and world_size > 1:
+            module = convert_batchnorm(module, self.window, device)
+        self.module = module.to(device)
+        self._settings = (device, name, find_unused_parameters, static_graph, bucket_cap_mb)
+        self._autocast = precision.autocast if precision is not None and precision.dtype is not None else None
+        self._world_size = world_size
+        self.buffers_sync = BufferSync(plain(self.module))
+        self.pending = False  # a forward prepared DDP for a backward that has not come yet
+        self.is_reduced = False  # the backward of this update averaged the gradients already
+        self.name = name
+        self._joined: list[int] | None = (
+            None  # this rank gave zeros in this window: parameters without a gradient of its own
+        )
+        object.__setattr__(self, "_replica", None)  # not a submodule: its names would come twice
+        self._wrap()
+
+    # -- replication ---------------------------------------------------------------------------------------------------------
+
+    def _wrap(self) -> None:
+        """(Re)build DDP over what is trainable now. Collective."""
+        device, name, find_unused, static_graph, bucket_cap_mb = self._settings
+        named = list(plain(self.module).named_parameters())
+        self._every = [p for _, p in named]
+        self._flags = [p.requires_grad for p in self._every]
+        self.trainable = [p for p in self._every if p.requires_grad]
+        self.trainable_names = [n for n, p in named if p.requires_grad]
+        if self._world_size > 1 and self.trainable:
+            require_same_model(plain(self.module), name)
+            replica = replicate(
+                self.module,
+                device,
+                bucket_cap_mb=bucket_cap_mb,
+                static_graph=static_graph,
+                find_unused_parameters=find_unused,
+            )
+            object.__setattr__(self, "_replica", replica)
+            replica.train(self.training)
+
+    @property
+    def replica(self) -> DistributedDataParallel | None:
+        """The DDP object underneath; None with one rank or without trainable parameters."""
+        return self._replica  # pyright: ignore[reportReturnType]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain module's forward, under autocast where asked for."""
+        replica, window = self.replica, self.window
+        target: Any = self.module
+        if replica is not None and not window.local and torch.is_grad_enabled():
+            if window.is_last:
+                if [p.requires_grad for p in self._every] != self._flags:
+                    self._wrap()  # frozen or unfrozen since: DDP only knows what was trainable when it was built
+                    replica = self.replica
+                self.pending = True
+            if replica is not None:
+                replica.require_backward_grad_sync = window.is_last
+                target = replica
+        if self._autocast is None:
+            return target(*args, **kwargs)
+        return self._autocast(target, args, kwargs)
+
+    def join_with_zero(self) -> None:
+        """Take part in the synchronised backward of the others with zeros, for a loss this rank does not have. Collective."""
+        replica = self.replica
+        if replica is None:
+            return
+        if self.pending:
+            views = [p.view_as(p) for p in self.trainable]
+        else:
+            replica.require_backward_grad_sync = True
+            replica.module = _Views(self.trainable)
+            try:
+                views = list(replica())
+            finally:
+                replica.module = self.module
+        self._joined = [i for i, p in enumerate(self.trainable) if p.grad is None]
+        torch.autograd.backward(views, [torch.zeros_like(p) for p in self.trainable])
+        self.pending = True
+
+    def complete(self) -> tuple[list[int], bool]:
+        """After a synchronised backward: give zeros for parameters that got no gradient, so that no bucket is left waiting.
+
+        Returns:
+            Indices into `trainable` of the parameters without a gradient from this rank in the whole window, and whether that is
+            because the rank gave no loss. Usually none, which is known in 0.2 us.
+        """
+        replica = self.replica
+        self.pending = self.is_reduced = False
+        if self._joined is not None:
+            unused, self._joined = self._joined, None
+            return unused, True
+        missing = unreduced(replica) if replica is not None else []
+        unused = [i for i in missing if self.trainable[i].grad is None]
+        if missing:
+            parameters = [self.trainable[i] for i in missing]
+            frozen = [p for p in parameters if not p.requires_grad]
+            for p in frozen:
+                p.requires_grad_(True)
+            torch.autograd.backward(
+                [p.view_as(p) for p in parameters], [torch.zeros_like(p) for p in parameters]
+            )
+            for p in frozen:
+                p.requires_grad_(False)
+                p.grad = None
+        return unused, False
+
+    # -- plain names ---------------------------------------------------------------------------------------------------------
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[Any]:
+        """The plain module's."""
+        return plain(self.module).named_modules(memo, prefix, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain module's, without prefixes."""
+        return plain(self.module).state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Into the plain module; the same file on every rank, or only what rank 0 loads counts at the next wrap."""
+        return plain(self.module).load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module" or "module" not in self.__dict__.get("_modules", {}):
+                raise
+            return getattr(self._modules["module"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        # A process group cannot be copied, and a copy that still communicated would be a trap (EMA, target networks).
+        import copy
+
+        return copy.deepcopy(plain(self.module), memo)
+
+    def __reduce__(self) -> Any:
+        return _identity, (plain(self.module),)
+
+
+def _identity(module: nn.Module) -> nn.Module:
+    return module
+
+
+class _Views(nn.Module):
+    """Stands in for the module in a forward that has nothing to compute: its outputs reach every parameter."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        object.__setattr__(self, "_views_of", parameters)
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        return tuple(p.view_as(p) for p in self._views_of)  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """The user's own module beneath any wrapper: ours, DDP's, torch.compile's."""
+    while True:
+        inner = module._modules.get("_orig_mod")
+        if inner is None and isinstance(module, (Model, DistributedDataParallel)):
+            inner = module._modules.get("module")
+        if inner is None:
+            return module
+        module = inner

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage] - torch documents it
 
 from allranks.comm.devices import backend_for
 from allranks.core.errors import CommError, StartError
@@ -71,7 +72,7 @@ def join(
     store.set_timeout(timedelta(seconds=start_timeout_s))
     dist.init_process_group(
         backend or backend_for(device),
-        store=dist.PrefixStore("group", store),
+        store=PrefixStore("group", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=timeout_s),
@@ -88,9 +89,7 @@ def _adopt(place: Place, timeout_s: float) -> Membership:
             f"a process group exists with rank {rank} of {size}, but the launcher's variables say rank {place.rank} of {place.world_size}",
             fix="call allranks.start() before dist.init_process_group, or not call the latter at all",
         )
-    return Membership(
-        place, dist.PrefixStore("allranks", _default_store()), owns_group=False, timeout_s=timeout_s
-    )
+    return Membership(place, PrefixStore("allranks", _default_store()), owns_group=False, timeout_s=timeout_s)
 
 
 def _default_store() -> Any:
@@ -122,7 +121,7 @@ def _connect(place: Place, timeout_s: float) -> tuple[Any, dist.Store]:
             else "is rank 0 running on that host, and does a firewall let this port through? MASTER_ADDR must be its name or address",
         ) from error
     # A restarted job meets again on torchrun's store, where the keys of the attempt before still stand.
-    return server, dist.PrefixStore(f"allranks/{place.attempt}", server)
+    return server, PrefixStore(f"allranks/{place.attempt}", server)
 
 
 def call_roll(place: Place, store: Any, timeout_s: float, say_every_s: float = 10.0) -> None:
@@ -267,10 +266,9 @@ def _first_failure(place: Place, store: Any) -> dict[str, Any] | None:
 def _linger(membership: Membership) -> None:
     """Rank 0 holds the store: keep it until the others have read why it left, 2 s at most."""
     deadline = time.monotonic() + 2.0
-    with contextlib.suppress(Exception):
-        while (
-            time.monotonic() < deadline and membership.store.add("read", 0) < membership.place.world_size - 1
-        ):  # pyright: ignore
+    store: Any = membership.store
+    with contextlib.suppress(Exception):  # nothing may keep a failing rank from ending
+        while time.monotonic() < deadline and store.add("read", 0) < membership.place.world_size - 1:
             time.sleep(0.02)
 
 

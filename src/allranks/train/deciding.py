@@ -52,7 +52,7 @@ class Deciding(RunState):
         Raises:
             CommError: AR302 with the ranks that have not come, after `timeout_s` (the run's timeout for steps if not given).
         """
-        store = self._membership.store
+        store: Any = self._membership.store
         if store is None:
             return
         self._barriers[name] = number = self._barriers.get(name, 0) + 1

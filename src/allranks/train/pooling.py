@@ -48,5 +48,6 @@ def _pool(grads: list[torch.Tensor]) -> None:
         flat = torch.cat([g.reshape(-1) for g in chunk]).div_(world_size)
         dist.all_reduce(flat)
         parts = flat.split([g.numel() for g in chunk])
-        torch._foreach_copy_(chunk, [part.view_as(g) for part, g in zip(parts, chunk, strict=True)])
+        for part, g in zip(parts, chunk, strict=True):
+            g.copy_(part.view_as(g))
         chunk, size = [], 0

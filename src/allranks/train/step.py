@@ -20,7 +20,7 @@ from allranks.data.batch import MicroBatch
 from allranks.train.pooling import pool_gradients, used_anywhere
 from allranks.train.slots import OptimizerSlot, Update
 from allranks.wrap.model import Model, Window
-from allranks.wrap.precision import Precision, agree_on_inf
+from allranks.wrap.precision import Precision, agree_on_inf, scale_all
 
 
 class Stepper:
@@ -250,7 +250,7 @@ class Stepper:
                 )
                 update.skipped = True
             else:
-                torch._foreach_mul_(slot.gradients(), 1.0 / update.weight)
+                scale_all(slot.gradients(), 1.0 / update.weight)
         if not update.skipped:
             self._apply(slot, update, clip_norm or slot.clip_norm, clip_value or slot.clip_value)
         self._after(slot, update, models)

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from allranks.core.errors import UsageError
 from allranks.wrap.model import Model, plain
+from allranks.wrap.precision import blend_all
 
 
 class Ema:
@@ -39,7 +40,7 @@ class Ema:
         if self.warmup:
             t = int(num_averaged)
             decay = min(decay, (1 + t) / (10 + t))
-        torch._foreach_lerp_(list(averages), list(values), 1 - decay)
+        blend_all(list(averages), list(values), 1 - decay)
 
     @property
     def module(self) -> nn.Module:

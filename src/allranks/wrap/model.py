@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -160,9 +160,9 @@ class Model(nn.Module):
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """The plain module's."""
-        return plain(self.module).named_modules(memo, prefix, remove_duplicate)
+        yield from plain(self.module).named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The plain module's, without prefixes."""

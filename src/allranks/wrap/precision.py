@@ -84,3 +84,14 @@ def use_deterministic(enabled: bool) -> None:
     torch.use_deterministic_algorithms(enabled)
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.benchmark = False
+
+
+def scale_all(tensors: list[torch.Tensor], factor: float) -> None:
+    """Multiply all in place, in one call: torch's optimizers are built on the same operations, which have no public name."""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def blend_all(into: list[torch.Tensor], values: list[torch.Tensor], weight: float) -> None:
+    """into += weight * (values - into) for all, in place, in one call."""
+    torch._foreach_lerp_(into, values, weight)  # pyright: ignore[reportPrivateImportUsage]

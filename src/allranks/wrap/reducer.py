@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,17 +28,18 @@ def replicate(
     """
     # torch >= 2.13 renames broadcast_buffers and warns; under the old name False also meant: never, not even at the start.
     names = inspect.signature(DistributedDataParallel.__init__).parameters
-    buffers = (
-        {"forward_sync_buffers": False} if "forward_sync_buffers" in names else {"broadcast_buffers": False}
-    )
+    options: dict[str, Any] = {
+        "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
+    }
+    if bucket_cap_mb is not None:
+        options["bucket_cap_mb"] = bucket_cap_mb
     return DistributedDataParallel(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused_parameters,
         static_graph=static_graph,
-        **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
-        **buffers,  # pyright: ignore[reportArgumentType]
+        **options,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,13 +58,13 @@ def codes_in_source() -> dict[str, str]:
 
 def test_codes_then_each_has_a_page_and_each_page_a_code() -> None:
     codes = codes_in_source()
-    have = {page.stem for page in CAUSES.glob("*.md")}
+    have = {page.stem for page in CAUSES.glob("AR*.md")}
     without_page = [f"{code} ({codes[code]})" for code in sorted(codes.keys() - have)]
     assert not without_page, f"codes without docs/causes/ARnnn.md: {without_page}"
     assert not (unused := sorted(have - codes.keys())), f"pages whose code nothing raises: {unused}"
 
 
-@pytest.mark.parametrize("page", sorted(CAUSES.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(CAUSES.glob("AR*.md")), ids=lambda page: page.stem)
 def test_cause_page_then_has_its_title_and_sections(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert re.fullmatch(rf"# {page.stem} [a-z0-9]+(-[a-z0-9]+)*", lines[0]), lines[0]
@@ -71,14 +72,22 @@ def test_cause_page_then_has_its_title_and_sections(page: Path) -> None:
 
 
 def test_cause_names_then_differ() -> None:
-    names = [page.read_text().splitlines()[0].split(" ", 2)[2] for page in CAUSES.glob("*.md")]
+    names = [page.read_text().splitlines()[0].split(" ", 2)[2] for page in CAUSES.glob("AR*.md")]
     assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+
+
+def test_cause_index_then_lists_the_pages_as_they_are() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "list-causes"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (CAUSES / "README.md").read_text(), "run scripts/list-causes --write"
 
 
 def test_version_then_the_changelog_begins_with_it() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert first and first.group(1) == version, f"pyproject.toml says {version}, CHANGELOG.md {first}"
+    assert f'__version__ = "{version}"' in (SRC / "__init__.py").read_text()
 
 
 def test_constraints_then_pin_what_the_project_admits() -> None:

@@ -1,12 +1,12 @@
 """Where does each thing lie in a record page?
 
 A page is one mapped file of 24 KiB, `$ALLRANKS_RECORD_DIR/<pid>.page`: 3072 words of 8 bytes, native byte
-order, signed. One process writes it and any may read it; only ASK is written by readers. What keeps a reader from
-half-written things: one fact is one word, and a word is stored at once; phase and since-when share a word; a slot
-of the ring of collectives carries its number first and last, a string its number first: a torn one is left out.
-There is no lock, so a stopped writer blocks nobody.
+order, signed. One process writes it and any may read it; only ASK is written by readers. What keeps a
+reader from half-written things: one fact is one word, and a word is stored at once; phase and since-when
+share a word; a slot of the ring of collectives carries its number first and last, a string its number
+first: a torn one is left out. There is no lock, so a stopped writer blocks nobody.
 
-This module is imported at the start of every Python process of a job: constants only, no imports.
+This module is imported at the start of every Python process of a job: no imports.
 """
 
 MAGIC = 0x314B4E41524C4C41  # b"ALLRANK1", little-endian
@@ -14,6 +14,19 @@ VERSION = 1
 WORDS = 3072
 PAGE_BYTES = WORDS * 8
 SUFFIX = ".page"
+STACK_SUFFIX, ENTRIES_SUFFIX, MODELS_SUFFIX = ".stack", ".fr.json", ".models.jsonl"
+
+
+def stack_signal() -> int:
+    """The signal that asks a process for its stacks: SIGRTMAX - 3, 61 on Linux; 0 where there is none (macOS).
+
+    A real-time signal, since SIGUSR1 and SIGUSR2 belong to the user; not one of glibc's (32, 33), nor the first or
+    last ones that debuggers take.
+    """
+    import _signal  # pyright: ignore[reportMissingImports] - signal itself costs 2 ms at every start
+
+    return getattr(_signal, "SIGRTMAX", 3) - 3
+
 
 # Phases. PYTHON is the user's code between the calls that are marked.
 START, IMPORT, INIT, BUILD, PYTHON, DATA, FORWARD, BACKWARD = range(8)
@@ -32,8 +45,9 @@ NOT_ENDED, ENDED, ENDED_BY_EXCEPTION, SYSTEM_EXIT, HARD_EXIT = range(5)
 # Single words.
 W_MAGIC, W_VERSION, W_PID, W_PARENT, W_START_NS, W_START_UNIX_NS = range(6)
 W_ROLE, W_RANK, W_WORLD_SIZE, W_LOCAL_RANK, W_WORKER_ID, W_STACK_SIGNAL, W_FLAGS = range(6, 13)
-W_TICKS, W_TICK_NS, W_ASK, W_ANSWERED, W_MARKS = range(13, 18)
-W_PHASE, W_LINE, W_STEP, W_MICRO_STEP, W_EPOCH = range(18, 23)  # W_PHASE: since_ns << 8 | phase
+W_TICKS, W_TICK_NS, W_ASK, W_ANSWERED = range(13, 17)
+W_PHASE, W_LINE = 17, 18  # since_ns << 8 | phase; number of marks << 32 | line
+W_STEP, W_MICRO_STEP, W_EPOCH = range(19, 22)
 W_ISSUED, W_GROUP_SEQ, W_STEP_SEQ, W_DESTROYED_NS = range(23, 27)
 W_EXIT_KIND, W_EXIT_CODE, W_EXIT_LINE, W_EXIT_NS = range(27, 31)
 W_LAST_GRAD, W_UNUSED, W_MODELS, W_MODEL_PARAMS, W_MODEL_HASH = range(31, 36)

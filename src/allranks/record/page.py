@@ -1,4 +1,4 @@
-"""What does the record of a process say? The reader of a page; writer.py writes it, values.py is what is in it.
+"""What does the record of a process say? The reader of a page (writer.py writes it, values.py is the result).
 
 Reading needs nothing from the process: it may be stopped, dead, or hold its GIL in C. No torch here.
 """
@@ -37,6 +37,7 @@ __all__ = [
     "Record",
     "Role",
     "ask",
+    "parse",
     "read_page",
     "read_pages",
     "side_file",
@@ -74,7 +75,7 @@ class PageReader:
             ticks=w[at.W_TICKS],
             tick_ns=w[at.W_TICK_NS],
             answered=w[at.W_ANSWERED],
-            marks=w[at.W_MARKS],
+            marks=w[at.W_LINE] >> 32,
             phase=_PHASES[w[at.W_PHASE] & 0xFF],
             phase_since_ns=w[at.W_PHASE] >> 8,
             step=w[at.W_STEP],
@@ -99,7 +100,7 @@ class PageReader:
             if _is_same(data, again):
                 break
             data = again
-        return _Parser(data).record(self.path)
+        return parse(data, self.path)
 
     def close(self) -> None:
         """Close the file."""
@@ -121,6 +122,15 @@ def read_page(path: str | os.PathLike[str]) -> Record:
     """
     with PageReader(path) as reader:
         return reader.read()
+
+
+def parse(data: bytes, path: str) -> Record:
+    """The record in the bytes of a page that was at `path`.
+
+    Raises:
+        NotARecord: As `read_page`.
+    """
+    return _Parser(data).record(path)
 
 
 def read_pages(folder: str | os.PathLike[str]) -> list[Record]:
@@ -166,8 +176,8 @@ def _read_bytes(descriptor: int) -> bytes:
 
 
 def _is_same(one: bytes, other: bytes) -> bool:
-    # Equal phase word, marks and line in two copies: no mark fell into the first.
-    low, high = 8 * at.W_MARKS, 8 * (at.W_LINE + 1)
+    # Phase, since when, line and number of marks are equal in two copies: no mark fell into the first.
+    low, high = 8 * at.W_PHASE, 8 * (at.W_LINE + 1)
     return one[low:high] == other[low:high]
 
 
@@ -221,10 +231,10 @@ class _Parser:
             tick_ns=w[at.W_TICK_NS],
             asked=w[at.W_ASK],
             answered=w[at.W_ANSWERED],
-            marks=w[at.W_MARKS],
+            marks=w[at.W_LINE] >> 32,
             phase=Phase(phase),
             phase_since_ns=w[at.W_PHASE] >> 8,
-            line=self.string(w[at.W_LINE]),
+            line=self.string(w[at.W_LINE] & 0xFFFF_FFFF),
             phase_ns={p: w[at.CUM_NS + p] for p in Phase},
             step=w[at.W_STEP],
             micro_step=w[at.W_MICRO_STEP],

@@ -1,7 +1,7 @@
 """What is in a record? The values that a reader of pages gets, and that recorded evidence is made of.
 
-All `_ns` are CLOCK_MONOTONIC of the host of the process (`time.monotonic_ns()`), never to be compared across hosts.
-No torch here.
+All `_ns` are CLOCK_MONOTONIC of the host of the process (`time.monotonic_ns()`), never to be compared across
+hosts. No torch here.
 """
 
 from __future__ import annotations
@@ -171,12 +171,12 @@ class Record:
     tick_ns: int  # old while the process lives: its GIL is held, or it is stopped
     asked: int
     answered: int
-    marks: int  # grows with every change of phase and every collective
+    marks: int  # grows with every change of phase
     phase: Phase
     phase_since_ns: int
     line: str  # the user's line of the phase, "file:line function"; "" not known
-    phase_ns: dict[Phase, int]  # cumulative, without the phase that still goes on
-    step: int  # optimizer steps ended
+    phase_ns: dict[Phase, int]  # cumulative, without the phase that still goes on; at most 0.1 s old
+    step: int  # calls of Optimizer.step that ended (the library: optimizer steps)
     micro_step: int  # forwards since the last step
     epoch: int
     step_ends_ns: tuple[int, ...]  # the last 32 at most, oldest first

@@ -1,9 +1,9 @@
 """How does a process write its record, within a fraction of a microsecond a mark?
 
-The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and a
-few stores, no lock, no system call. Only the thread that owns the page (the one that trains) writes phases;
-collectives of other threads go to the ring alone. No torch here, and no import that is not cheap: every process
-of a job runs it.
+The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and
+two stores, no lock, no system call. Only the thread that owns the page (the one that trains) writes phases;
+collectives of other threads go to the ring alone. No torch here, and no import that is not cheap: every
+process of a job runs it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,79 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from _thread import get_ident
+from array import array
 from itertools import count
-from threading import get_ident
 from time import monotonic_ns, time_ns
 
 from allranks.record import layout as at
 
+TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A mark reads these as globals: an attribute of the module costs twice as much.
+_W_LINE, _W_PHASE = at.W_LINE, at.W_PHASE
+
 
 class Writer:
-    """The record of this process, from `open_page`; or from `in_memory`, where nobody else reads it."""
+    """The record of this process: in memory, or in a page once it is told where by `open`."""
 
-    def __init__(self, buffer: mmap.mmap | bytearray, path: str | None) -> None:
+    __slots__ = (
+        "_generation",
+        "_next_string",
+        "_numbers",
+        "_slots",
+        "buffer",
+        "is_library_stepped",
+        "line_now",
+        "marks",
+        "on_strings_full",
+        "owner",
+        "path",
+        "phase_now",
+        "since",
+        "spent_ns",
+        "stack",
+        "words",
+    )
+
+    def __init__(self) -> None:
+        self.on_strings_full: list[Callable[[], None]] = []
+        self.spent_ns = [0] * at.NUM_PHASES
+        self.stack: list[tuple[int, int]] = []
+        self._numbers: dict[str, int] = {}
+        self._start(bytearray(at.PAGE_BYTES), None)
+
+    def open(self, folder: str) -> None:
+        """Write into `<pid>.page` of `folder` from now on, from the beginning; also after a fork, in the child.
+
+        Raises:
+            OSError: The folder is not there, may not be written, or is full; the record stays where it was.
+        """
+        path = os.path.join(folder, f"{os.getpid()}{at.SUFFIX}")  # noqa: PTH118 - pathlib costs 5 ms here
+        making = (
+            path + ".new"
+        )  # a reader never sees a half-made page, nor that of an old process with this pid
+        descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _allocate(descriptor)
+            buffer = mmap.mmap(descriptor, at.PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+        self.close()
+        self._start(buffer, path)
+        os.rename(making, path)  # noqa: PTH104 - as above
+
+    def close(self) -> None:
+        """Write into memory of this process only; a page that was open stays as it is."""
+        old, words = self.buffer, self.words
+        self._start(bytearray(at.PAGE_BYTES), None)
+        words.release()
+        if isinstance(old, mmap.mmap):
+            old.close()
+
+    def _start(self, buffer: mmap.mmap | bytearray, path: str | None) -> None:
         self.path = path  # None: in memory only
         self.buffer = buffer
         self.words = memoryview(buffer).cast("q")
@@ -30,14 +91,20 @@ class Writer:
         self.phase_now = at.START
         self.line_now = 0
         self.since = monotonic_ns()
-        self.stack: list[tuple[int, int]] = []
+        self.marks = 0
+        self.spent_ns[:] = [0] * at.NUM_PHASES
+        self.stack.clear()
         self.is_library_stepped = False
-        self.on_strings_full: list[Callable[[], None]] = []
-        self._numbers: dict[str, int] = {}
         self._next_string = at.STRINGS
         self._generation = 0
         self._slots = count(1)
+        self._forget_strings()
         self._fill()
+
+    def _forget_strings(self) -> None:
+        self._numbers.clear()
+        for forget in self.on_strings_full:
+            forget()
 
     def _fill(self) -> None:
         w = self.words
@@ -55,29 +122,28 @@ class Writer:
 
     def phase(self, phase: int, line: int = 0) -> None:
         """The process now does `phase`, until `leave`; `line` is a number from `string`."""
-        if get_ident() != self.owner:
-            return
-        self.stack.append((self.phase_now, self.line_now))
-        self._enter(phase, line)
+        if get_ident() == self.owner:
+            self.stack.append((self.phase_now, self.line_now))
+            self.mark(phase, line)
 
     def leave(self) -> None:
         """The phase that `phase` began is over: back to the one before."""
         if get_ident() == self.owner and self.stack:
-            phase, line = self.stack.pop()
-            self._enter(phase, line)
+            self.mark(*self.stack.pop())
 
     def mark(self, phase: int, line: int = 0) -> None:
-        """The process now does `phase`, without a way back."""
-        if get_ident() == self.owner:
-            self._enter(phase, line)
-
-    def _enter(self, phase: int, line: int) -> None:
-        w, now = self.words, monotonic_ns()
-        w[at.CUM_NS + self.phase_now] += now - self.since
-        w[at.W_MARKS] += 1
-        w[at.W_LINE] = line
-        w[at.W_PHASE] = now << 8 | phase
+        """The process now does `phase`, without a way back; only the owner may call it."""
+        now = monotonic_ns()
+        words, old, spent_ns = self.words, self.phase_now, self.spent_ns
+        self.marks = marks = self.marks + 1
+        spent_ns[old] += now - self.since
+        words[_W_LINE] = marks << 32 | line
+        words[_W_PHASE] = now << 8 | phase
         self.phase_now, self.line_now, self.since = phase, line, now
+
+    def flush(self) -> None:
+        """Put the cumulative times into the page: done ten times a second, not at every mark."""
+        self.words[at.CUM_NS : at.CUM_NS + at.NUM_PHASES] = memoryview(array("q", self.spent_ns))
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -121,6 +187,7 @@ class Writer:
         line: int = 0,
         thread: int = 0,
         flags: int = 0,
+        is_counted: bool = True,
     ) -> int:
         """A call enters a collective; names are numbers from `string`. Returns the slot for its exit."""
         w = self.words
@@ -140,7 +207,8 @@ class Writer:
         w[base + at.S_ENTERED] = monotonic_ns()
         w[base + at.S_TAIL] = number
         w[base + at.S_HEAD] = number
-        w[at.W_ISSUED] = number
+        if is_counted:  # sends, receives and waits are not what all ranks must have done equally often
+            w[at.W_ISSUED] += 1
         return base
 
     def exit_collective(self, slot: int, flags: int = 0) -> None:
@@ -149,6 +217,10 @@ class Writer:
         if flags:
             w[slot + at.S_FLAGS] |= flags
         w[slot + at.S_EXITED] = monotonic_ns()
+
+    def collective(self, op: str, *, line: int = 0) -> _Inside:
+        """A context: this process is inside a collective that torch's own marks do not see."""
+        return _Inside(self, op, line)
 
     # -- texts ----------------------------------------------------------------------------------------------
 
@@ -159,6 +231,10 @@ class Writer:
         number = self._numbers.get(text)
         return self._add_string(text) if number is None else number
 
+    def name_of(self, number: int) -> str:
+        """The text that `string` gave `number` for; "" if it is written over. Not for every step."""
+        return next((text for text, known in self._numbers.items() if known == number), "")
+
     def _add_string(self, text: str) -> int:
         raw = text.encode("utf-8", "replace")
         if len(raw) > at.MAX_STRING_BYTES:  # the end says more: it has the line and the function
@@ -167,9 +243,7 @@ class Writer:
         if self._next_string + size > at.STRINGS_END:
             self._next_string = at.STRINGS
             self._generation += 1
-            self._numbers.clear()
-            for forget in self.on_strings_full:
-                forget()
+            self._forget_strings()
         word = self._next_string
         self._next_string = word + size
         number = (self._generation << 16) | word
@@ -207,32 +281,25 @@ class Writer:
             w[at.W_EXIT_CODE], w[at.W_EXIT_LINE], w[at.W_EXIT_NS] = code, line, monotonic_ns()
             w[at.W_EXIT_KIND] = kind
 
-    def close(self) -> None:
-        """Give the mapping back; the file stays (the agent removes it)."""
-        self.words.release()
-        if isinstance(self.buffer, mmap.mmap):
-            self.buffer.close()
+
+def _allocate(descriptor: int) -> None:
+    # A full /dev/shm is an error now, not a bus error at the first write.
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, at.PAGE_BYTES)
+    else:  # macOS
+        os.write(descriptor, bytes(at.PAGE_BYTES))
 
 
-def open_page(folder: str, pid: int | None = None) -> Writer:
-    """Make `<pid>.page` in `folder` and map it.
+class _Inside:
+    __slots__ = ("line", "op", "slot", "writer")
 
-    Raises:
-        OSError: The folder is not there or full.
-    """
-    path = os.path.join(folder, f"{pid or os.getpid()}{at.SUFFIX}")  # noqa: PTH118 - pathlib costs 5 ms here
-    making = path + ".new"  # a reader never sees a half-made page, nor one of an old process with this pid
-    descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, at.PAGE_BYTES)  # a full /dev/shm is an error now, not SIGBUS later
-        buffer = mmap.mmap(descriptor, at.PAGE_BYTES)
-    finally:
-        os.close(descriptor)
-    writer = Writer(buffer, path)
-    os.rename(making, path)  # noqa: PTH104 - as above
-    return writer
+    def __init__(self, writer: Writer, op: str, line: int) -> None:
+        self.writer, self.op, self.line = writer, op, line
 
+    def __enter__(self) -> None:
+        self.slot = self.writer.enter_collective(self.writer.string(self.op), line=self.line)
+        self.writer.phase(at.COLLECTIVE, self.line)
 
-def in_memory() -> Writer:
-    """A record that only this process can read."""
-    return Writer(bytearray(at.PAGE_BYTES), None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.writer.leave()
+        self.writer.exit_collective(self.slot, at.FAILED if kind else 0)

@@ -1,0 +1,188 @@
+"""Which private names of torch and of Python does the record use, and what if they are not there?
+
+This is the only file of the record that knows them. Each has a fallback: the fact is left out, and said once for all on
+stderr if torch is not as expected where a mark would have gone. Written for torch 2.6 to 2.14; run with 2.13.0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from allranks.record import layout as at
+from allranks.record import process
+
+_has_said = False
+
+
+def step_aside(what: str, error: BaseException | None = None) -> None:
+    """Leave a mark out, and say so once; the job goes on."""
+    global _has_said
+    process.set_flag(at.STEPPED_ASIDE)
+    if not _has_said:
+        _has_said = True
+        version = getattr(sys.modules.get("torch"), "__version__", "?")
+        why = f" ({error!r})" if error is not None else ""
+        print(
+            f"[allranks] torch {version} is not as expected: {what} is not recorded{why}; the job is not touched",
+            file=sys.stderr,
+        )
+
+
+def call_at_script_end(function: Callable[[], None]) -> None:
+    """Call `function` when the main thread has ended, before other threads are waited for; else it is left out."""
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        try:
+            register(function)
+        except RuntimeError:  # already ending
+            return
+
+
+def sequence_number(group: Any) -> int:
+    """Collectives that were issued on `group`, DDP's own included; -1 if this torch or backend cannot say."""
+    try:
+        return group._get_sequence_number_for_group()
+    except (AttributeError, RuntimeError):
+        return -1
+
+
+def default_group(c10d: ModuleType) -> Any:
+    """The default process group, None if there is none."""
+    try:
+        return c10d._get_default_group() if c10d.is_initialized() else None
+    except (AttributeError, ValueError, RuntimeError):
+        return None
+
+
+def loader_iterators(module: ModuleType) -> list[type]:
+    """The classes whose __next__ hands out batches; the subclasses inherit it."""
+    base = getattr(module, "_BaseDataLoaderIter", None)
+    return [base] if isinstance(base, type) and "__next__" in vars(base) else []
+
+
+def loader_workers(iterator: Any) -> list[int]:
+    """The pids of an iterator's loader workers."""
+    pids = [getattr(worker, "pid", None) for worker in getattr(iterator, "_workers", ())]
+    return [pid for pid in pids if pid]
+
+
+def worker_loop(module: ModuleType) -> Callable[..., None] | None:
+    """What a loader worker runs."""
+    return getattr(module, "_worker_loop", None)
+
+
+def worker_id_of(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: tuple[str, ...]) -> int:
+    """The worker's index among the arguments of its loop, -1 if it is not where it was."""
+    if "worker_id" in kwargs:
+        return int(kwargs["worker_id"])
+    place = parameters.index("worker_id") if "worker_id" in parameters else -1
+    found = args[place] if 0 <= place < len(args) else -1
+    return found if isinstance(found, int) else -1
+
+
+def map_fetcher(module: ModuleType) -> type | None:
+    """The class that reads the samples of one batch from a map-style dataset."""
+    fetcher = getattr(module, "_MapDatasetFetcher", None)
+    return fetcher if isinstance(fetcher, type) and "fetch" in vars(fetcher) else None
+
+
+def has_batched_read(fetcher: Any) -> bool:
+    """Whether the dataset is handed the whole list of indices at once."""
+    return bool(getattr(getattr(fetcher, "dataset", None), "__getitems__", None))
+
+
+def reads_lists(fetcher: Any) -> bool:
+    """Whether one fetch is a list of indices."""
+    return bool(getattr(fetcher, "auto_collation", False))
+
+
+def work_class() -> type | None:
+    """The handle of an asynchronous collective."""
+    try:
+        from torch._C._distributed_c10d import Work
+    except ImportError:
+        return None
+    return Work
+
+
+def may_check_reducer(ddp: Any) -> bool:
+    """Whether all gradients of `ddp` must have come when its backward has returned."""
+    return (
+        getattr(ddp, "require_backward_grad_sync", False)
+        and not getattr(ddp, "static_graph", True)
+        and hasattr(getattr(ddp, "reducer", None), "_check_reducer_finalized")
+    )
+
+
+def unused_parameters(ddp: Any) -> str | None:
+    """The parameters without a gradient after a backward, as torch names them; None if all came.
+
+    Lock-free for the job: the backward has returned, nobody else holds the reducer. Names need
+    TORCH_DISTRIBUTED_DEBUG=INFO, else torch gives indices.
+    """
+    try:
+        ddp.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        text = str(error)
+        for pattern in (_UNUSED_NAMES, _UNUSED_INDICES):
+            found = pattern.search(text)
+            if found:
+                return found.group(1).strip()
+        return "unknown"
+    return None
+
+
+_UNUSED_NAMES = re.compile(r"did not receive grad for rank \d+: ([^\n]+)")
+_UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+:?\s*\n?\s*(?:[^:\n]*: )?([\d ,.]+)")
+
+
+def last_gradient(ddp: Any) -> str:
+    """The parameter whose gradient came last in the backward that goes on; lock-free, also from another thread."""
+    try:
+        ready_ns = ddp.reducer.get_backward_stats()
+        names = [name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad]
+    except (AttributeError, RuntimeError):
+        return ""
+    if not ready_ns or len(ready_ns) != len(names):
+        return ""
+    newest = max(range(len(ready_ns)), key=ready_ns.__getitem__)
+    return names[newest] if ready_ns[newest] > 0 else ""
+
+
+def flight_entries() -> Iterator[tuple[str, str]]:
+    """(source, JSON) of each flight recorder of this torch. May take 20 ms, may never return: not on a thread you need.
+
+    JSON, never the pickled form with stacks: its first call imports torch._inductor for 2 to 6 s under the GIL.
+    """
+    try:
+        from torch._C import _distributed_c10d as c10d
+    except ImportError:
+        return
+    for source, name in (("nccl", "_dump_nccl_trace_json"), ("fr", "_dump_fr_trace_json")):
+        dump = getattr(c10d, name, None)
+        if dump is None:
+            continue
+        try:
+            raw = dump(includeCollectives=True, onlyActive=False)
+        except (RuntimeError, TypeError):
+            continue
+        yield source, raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+
+
+def let_agent_trace(agent_pid: int) -> None:
+    """Let the agent read our stack with py-spy where Yama would forbid it to (ptrace_scope 1)."""
+    if agent_pid <= 0 or not os.path.exists("/proc/sys/kernel/yama/ptrace_scope"):  # noqa: PTH110
+        return
+    import ctypes
+
+    set_ptracer = 0x59616D61  # PR_SET_PTRACER in linux/prctl.h
+    try:
+        ctypes.CDLL(None).prctl(set_ptracer, agent_pid, 0, 0, 0)
+    except (OSError, AttributeError):
+        return

@@ -1,0 +1,102 @@
+"""Marks of joining and leaving: init_process_group, destroy_process_group, and what is known from then on."""
+
+from __future__ import annotations
+
+import functools
+from _thread import get_ident
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from allranks.record import calls, compat, process, states, ticking
+from allranks.record import layout as at
+
+_writer, _lines = process.WRITER, process.LINES
+
+
+def mark_joining(module: Any) -> None:
+    """Mark both, and count the groups that are made."""
+    module.init_process_group = _marked_init(module.init_process_group, module)
+    module.destroy_process_group = _marked_destroy(module.destroy_process_group, module)
+    for name in ("new_group", "split_group"):
+        if hasattr(module, name):
+            setattr(module, name, _counted(getattr(module, name)))
+
+
+def _marked_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
+    @functools.wraps(init)
+    def marked(*args: Any, **kwargs: Any) -> None:
+        _become_rank(args, kwargs)
+        before, line = _writer.phase_now, _writer.line_now
+        _writer.mark(at.INIT, _lines.here())
+        ticking.start()
+        try:
+            with states.inside_call():
+                init(*args, **kwargs)
+        except BaseException as error:
+            states.communication_failed(error, "init_process_group")
+            raise
+        finally:
+            _writer.mark(before, line)
+        has_joined(module)
+
+    return marked
+
+
+def has_joined(module: Any) -> None:
+    """The default process group is there."""
+    states.world = compat.default_group(module)
+    calls.forget_groups()
+    process.become(at.RANK_ROLE, rank=module.get_rank(), world_size=module.get_world_size())
+    ticking.start()
+
+
+def _become_rank(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before joining, so that a rank that waits here for others is known by its number."""
+    _writer.owner = get_ident()
+    _writer.words[at.W_DESTROYED_NS] = 0
+    world_size, rank = kwargs.get("world_size", -1), kwargs.get("rank", -1)  # the 4th and 5th by position
+    if len(args) > 4:
+        world_size, rank = args[3], args[4]
+    known = isinstance(rank, int) and isinstance(world_size, int)
+    process.become(at.RANK_ROLE, rank=rank if known else -1, world_size=world_size if known else 0)
+    compat.let_agent_trace(process.number_in("ALLRANKS_AGENT_PID"))
+
+
+def _marked_destroy(destroy: Callable[..., None], module: Any) -> Callable[..., None]:
+    @functools.wraps(destroy)
+    def marked(*args: Any, **kwargs: Any) -> None:
+        thread = get_ident()
+        if thread in states.inside or states.world is None:
+            destroy(*args, **kwargs)
+            return
+        before, line = _writer.phase_now, _writer.line_now
+        slot = _writer.enter_collective(
+            _writer.string("destroy_process_group"), line=_lines.here(), is_counted=False
+        )
+        if thread == _writer.owner:
+            _writer.mark(at.COLLECTIVE, _writer.words[slot + at.S_LINE])
+        try:
+            with states.inside_call():
+                destroy(*args, **kwargs)
+        finally:
+            _writer.exit_collective(slot)
+            if thread == _writer.owner:
+                _writer.mark(before, line)
+        calls.forget_groups()
+        states.world = compat.default_group(module)
+        if states.world is None:
+            _writer.words[at.W_DESTROYED_NS] = monotonic_ns()
+
+    return marked
+
+
+def _counted(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        group = make(*args, **kwargs)
+        calls.forget_groups()
+        _writer.words[at.W_GROUPS] += 1
+        return group
+
+    return counted

@@ -1,0 +1,41 @@
+"""Which calls of torch are marked? One function per module of torch, called right after that module was imported.
+
+A mark never changes what a call does, takes or returns; if it cannot be made, it is left out (compat.step_aside).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from allranks.record import compat, probe_collectives, probe_loaders, probe_training, process
+from allranks.record import layout as at
+
+
+def _torch_is_here(module: ModuleType) -> None:
+    process.set_flag(at.TORCH_IMPORTED)
+    process.WRITER.mark(at.PYTHON)
+
+
+MARKS = {
+    "torch": _torch_is_here,
+    "torch.autograd": probe_training.mark_backward,
+    "torch.serialization": probe_training.mark_files,
+    "torch.optim.optimizer": probe_training.mark_optimizers,
+    "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
+    "torch.nn.parallel.distributed": probe_training.mark_replicas,
+    "torch.utils.data.dataloader": probe_loaders.mark_loaders,
+    "torch.utils.data._utils.worker": probe_loaders.mark_workers,
+    "torch.utils.data._utils.fetch": probe_loaders.mark_fetching,
+    "torchdata.stateful_dataloader.stateful_dataloader": probe_loaders.mark_loaders,
+    "torchdata.stateful_dataloader.worker": probe_loaders.mark_workers,
+}
+
+
+def mark_module(module: ModuleType) -> None:
+    """Mark the calls of one module; never raises."""
+    try:
+        MARKS[module.__name__](module)
+    except Exception as error:  # noqa: BLE001 - an unknown torch must not break the user's import
+        compat.step_aside(module.__name__, error)
+    else:
+        process.set_flag(at.PROBED)

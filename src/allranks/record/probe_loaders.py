@@ -1,0 +1,191 @@
+"""Marks of torch.utils.data (and torchdata's StatefulDataLoader): passes, batches, loader workers, samples."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from time import monotonic_ns
+from typing import Any
+
+from allranks.record import compat, process, states
+from allranks.record import layout as at
+
+_writer, _lines = process.WRITER, process.LINES
+_passes = 0
+_current: Pass | None = None
+
+
+class Pass:
+    """One pass over a loader; hangs on its iterator."""
+
+    __slots__ = ("drawn", "ended_ns", "length", "line", "num_workers", "number", "pids", "started_ns")
+
+    def __init__(self, loader: Any, line: int) -> None:
+        global _passes
+        _passes += 1
+        self.number, self.line, self.started_ns = _passes, line, monotonic_ns()
+        self.drawn = self.ended_ns = 0
+        self.length, self.num_workers = _length(loader), int(getattr(loader, "num_workers", 0) or 0)
+        self.pids: list[int] = []
+
+
+def _length(loader: Any) -> int:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, ValueError):
+        return -1  # an iterable dataset without a length
+
+
+def mark_loaders(module: Any) -> None:
+    """DataLoader.__iter__ (public) begins a pass; its iterator's __next__ (compat) draws a batch."""
+    loader = getattr(module, "DataLoader", None) if "StatefulDataLoader" not in vars(module) else None
+    loader = loader or module.StatefulDataLoader
+    loader.__iter__ = _marked_iter(loader.__iter__)
+    iterators = compat.loader_iterators(module)
+    for iterator in iterators:
+        iterator.__next__ = _marked_next(iterator.__next__)  # type: ignore[attr-defined]
+    if not iterators:
+        compat.step_aside("a DataLoader's batches")
+
+
+def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(begin)
+    def marked(self: Any) -> Any:
+        if states.is_other_thread():
+            return begin(self)
+        before, line = _writer.phase_now, _writer.line_now
+        here = _lines.here()
+        _writer.mark(at.DATA, here)
+        try:
+            iterator = begin(self)  # starts the loader workers
+        finally:
+            _writer.mark(before, line)
+        try:
+            one = iterator._allranks_pass = Pass(self, here)
+        except AttributeError:  # not torch's iterator, one with slots
+            return iterator
+        one.pids = compat.loader_workers(iterator)
+        _show(one)
+        return iterator
+
+    return marked
+
+
+def _show(one: Pass) -> None:
+    """`one` is the current pass from now on."""
+    global _current
+    words = _writer.words
+    if _current is not None and _current.number != one.number:
+        words[at.LOADER_BEFORE : at.LOADER_BEFORE + 8] = words[at.LOADER : at.LOADER + 8]
+    _current = one
+    place = at.LOADER
+    words[place + at.L_NUMBER] = 0
+    words[place + at.L_DRAWN], words[place + at.L_LENGTH] = one.drawn, one.length
+    words[place + at.L_LINE], words[place + at.L_NUM_WORKERS] = one.line, one.num_workers
+    words[place + at.L_STARTED_NS], words[place + at.L_ENDED_NS] = one.started_ns, one.ended_ns
+    words[place + at.L_ASKED_NS] = 0
+    words[place + at.L_NUMBER] = one.number
+    for index in range(at.NUM_LOADER_PIDS):
+        words[at.LOADER_PIDS + index] = one.pids[index] if index < len(one.pids) else 0
+
+
+def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    drawn_word, ended_word, asked_word = (
+        at.LOADER + word for word in (at.L_DRAWN, at.L_ENDED_NS, at.L_ASKED_NS)
+    )
+
+    @functools.wraps(draw)
+    def marked(self: Any) -> Any:
+        one = getattr(self, "_allranks_pass", None)
+        if one is None or states.is_other_thread():
+            return draw(self)
+        if one is not _current:
+            _show(one)
+        writer = _writer
+        before, line = writer.phase_now, writer.line_now
+        writer.mark(at.DATA, one.line)
+        writer.words[asked_word] = writer.since
+        try:
+            batch = draw(self)
+        except StopIteration:
+            one.ended_ns = writer.words[ended_word] = monotonic_ns()
+            raise
+        finally:
+            writer.mark(before, line)
+        one.drawn = writer.words[drawn_word] = one.drawn + 1
+        return batch
+
+    return marked
+
+
+def mark_workers(module: Any) -> None:
+    """What a loader worker runs."""
+    loop = compat.worker_loop(module)
+    if loop is None:
+        compat.step_aside("loader workers")
+        return
+    parameters = tuple(inspect.signature(loop).parameters)
+
+    @functools.wraps(loop)
+    def marked(*args: Any, **kwargs: Any) -> None:
+        process.become(at.LOADER_WORKER)
+        words = _writer.words
+        words[at.W_WORKER_ID] = compat.worker_id_of(args, kwargs, parameters)
+        words[at.SAMPLE_INDEX] = -1
+        loop(*args, **kwargs)
+        process.remove_files()  # it came to its end: nothing to tell, and every epoch may start new ones
+
+    module._worker_loop = marked
+
+
+def mark_fetching(module: Any) -> None:
+    """In a loader worker: the indices of the batch being read, and which of them."""
+    fetcher = compat.map_fetcher(module)
+    if fetcher is None:
+        compat.step_aside("the samples of loader workers")
+        return
+    fetch = fetcher.fetch  # type: ignore[attr-defined]
+
+    @functools.wraps(fetch)
+    def marked(self: Any, indices: Any) -> Any:
+        words = _writer.words
+        if words[at.W_ROLE] != at.LOADER_WORKER:
+            return fetch(self, indices)
+        _begin_fetch(words, indices if compat.reads_lists(self) else [indices])
+        _writer.mark(at.DATA)
+        if compat.reads_lists(self) and not compat.has_batched_read(self) and type(indices) is list:
+            indices = _Watched(indices)
+        try:
+            return fetch(self, indices)
+        finally:
+            _writer.mark(at.PYTHON)
+            _writer.flush()
+            words[at.SAMPLE_COUNT], words[at.SAMPLE_INDEX] = 0, -1
+
+    fetcher.fetch = marked  # type: ignore[attr-defined]
+
+
+def _begin_fetch(words: memoryview, indices: Any) -> None:
+    words[at.SAMPLE_TASK] += 1
+    words[at.SAMPLE_INDEX] = -1
+    words[at.SAMPLE_NS] = monotonic_ns()
+    try:
+        some, count = list(indices[: at.NUM_SAMPLES]), len(indices)
+    except (TypeError, KeyError):
+        some, count = [], 1
+    for place, index in enumerate(some):
+        is_number = isinstance(index, int) and -(1 << 62) < index < 1 << 62
+        words[at.SAMPLES + place] = index if is_number else -1
+    words[at.SAMPLE_COUNT] = count
+
+
+class _Watched(list):
+    """The indices of a batch; notes which one is being read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        words = _writer.words
+        for place, index in enumerate(list.__iter__(self)):
+            words[at.SAMPLE_INDEX] = place
+            words[at.SAMPLE_NS] = monotonic_ns()
+            yield index

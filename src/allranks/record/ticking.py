@@ -1,0 +1,124 @@
+"""Can this process still take its GIL? A daemon thread that counts ten times a second, and answers when asked.
+
+A count that stands still while the process lives means: the GIL is held in C, or the process is stopped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from pathlib import Path
+from time import monotonic_ns
+
+from allranks.record import compat, process, states
+from allranks.record import layout as at
+
+EVERY_S = 0.1
+_SWEEP_EVERY = 100  # ticks
+_KEEP_DEAD_S = 60  # pages of children that have ended: time for the agent to read them
+_stop: threading.Event | None = None
+
+
+def start() -> None:
+    """Start ticking, once per process; ends with the interpreter."""
+    global _stop
+    if _stop is not None:
+        return
+    _stop = threading.Event()
+    thread = threading.Thread(target=_tick, args=(_stop,), name="allranks-record", daemon=True)
+    thread.start()
+    atexit.register(stop, thread)
+
+
+def stop(thread: threading.Thread | None = None) -> None:
+    """End the thread."""
+    global _stop
+    if _stop is not None:
+        _stop.set()
+        _stop = None
+    if thread is not None:
+        thread.join(0.5)  # a daemon that runs on while the interpreter is taken apart may crash it
+
+
+def _forget() -> None:
+    global _stop
+    _stop = None  # a forked child has no such thread
+
+
+process.AFTER_FORK.append(_forget)
+
+
+def _tick(stop: threading.Event) -> None:
+    writer, ticks = process.WRITER, 0
+    while not stop.wait(EVERY_S):
+        ticks += 1
+        words = writer.words
+        words[at.W_TICK_NS] = monotonic_ns()
+        words[at.W_TICKS] = ticks
+        writer.flush()
+        if states.world is not None:
+            words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
+        if words[at.W_ASK] > words[at.W_ANSWERED]:
+            _answer_aside(words[at.W_ASK])
+        if ticks % _SWEEP_EVERY == 0:
+            _sweep()
+
+
+_answering: threading.Thread | None = None
+
+
+def _answer_aside(number: int) -> None:
+    """Answer on a thread of its own: torch may never return from a dump (pytorch/pytorch#179313)."""
+    global _answering
+    if _answering is None or not _answering.is_alive():
+        _answering = threading.Thread(target=_answer, args=(number,), name="allranks-answer", daemon=True)
+        _answering.start()
+
+
+def _answer(number: int) -> None:
+    """Write `<pid>.fr.json`: flight-recorder entries, and the parameter whose gradient came last."""
+    path = process.side_path(at.ENTRIES_SUFFIX)
+    if path is None:
+        return
+    writer = process.WRITER
+    if writer.phase_now == at.BACKWARD:
+        names = [name for ddp in states.known_replicas() if (name := compat.last_gradient(ddp))]
+        writer.words[at.W_LAST_GRAD] = writer.string(names[-1]) if names else 0
+    found = {source: _parsed(text) for source, text in compat.flight_entries()}
+    making = Path(f"{path}.new")
+    try:
+        making.write_text(json.dumps({"answer": number, "rank": writer.words[at.W_RANK], **found}))
+        making.replace(path)
+    except OSError:
+        return
+    writer.words[at.W_ANSWERED] = number
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _sweep() -> None:
+    """Remove the pages of our own dead children: every epoch may start new loader workers."""
+    if process.WRITER.path is None:
+        return
+    from allranks.record.page import NotARecord, PageReader
+
+    folder, now = Path(process.WRITER.path).parent, monotonic_ns()
+    for path in folder.glob(f"*{at.SUFFIX}"):
+        pid = int(path.stem) if path.stem.isdigit() else 0
+        if not pid or pid == os.getpid() or Path(f"/proc/{pid}").exists():
+            continue
+        try:
+            with PageReader(path) as page:
+                last = page.read()
+        except (OSError, NotARecord):
+            continue
+        if last.parent_pid == os.getpid() and now - last.phase_since_ns > _KEEP_DEAD_S * 1_000_000_000:
+            for suffix in (at.SUFFIX, at.STACK_SUFFIX, at.ENTRIES_SUFFIX, at.MODELS_SUFFIX):
+                path.with_suffix(suffix).unlink(missing_ok=True)

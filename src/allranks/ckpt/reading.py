@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from allranks.ckpt.stores import Store
 from allranks.ckpt.weights import read_weights
 from allranks.ckpt.writing import TRAINING, rank_file, weights_file
 from allranks.core.errors import CheckpointError
+
+_ZIP = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,13 @@ def read_pt(store: Store, folder: str, name: str) -> dict[str, Any]:
     """
     where = store.path(folder, name)
     try:
-        with store.open(folder, name) as file:
+        with store.open(folder, name) as file, warnings.catch_warnings():
+            # A bare pickle (what torch wrote before 1.6) is never ours.
+            if file.read(len(_ZIP)) != _ZIP:
+                raise CheckpointError("AR601", f"{where} is not what torch.save writes: it is no zip file")
+            file.seek(0)
+            # Of a stranger's file torch warns before it refuses; the refusal is enough.
+            warnings.simplefilter("ignore")
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|operand|class)[^.\n]*", str(error))

@@ -92,13 +92,14 @@ def write_checkpoint(store: Store, state: Snapshot, plan: Plan, give_up: threadi
     """
     try:
         store.make(plan.working)
-        own = _write_pt(store, plan.working, rank_file(plan.rank), state.this_rank)
         if plan.rank != 0:
+            own = _write_pt(store, plan.working, rank_file(plan.rank), state.this_rank)
             slip = {"token": plan.token, "size": own.size, "sha256": own.sha256}
             store.put(plan.working, _slip(plan.rank), json.dumps(slip).encode())
             return None
         try:
-            files = {rank_file(0): own, **_write_shared(store, plan, state)}
+            files = {rank_file(0): _write_pt(store, plan.working, rank_file(0), state.this_rank)}
+            files |= _write_shared(store, plan, state)
             files |= _other_ranks(store, plan, give_up)
             _finish(store, state, plan, files)
         except BaseException:

@@ -1,1 +1,1 @@
-"""See docs/design/architecture.md."""
+"""How do the ranks get started, watched over and ended? The launcher: `allranks run`."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from allranks.core.job import Job, NodeInfo, OnHang, RankExit, RankProcess
 
-__all__ = ["Job", "NodeInfo", "NoWatch", "OnHang", "RankExit", "RankProcess", "Talk", "Verdict", "Watch"]
+__all__ = ["Job", "NoWatch", "NodeInfo", "OnHang", "RankExit", "RankProcess", "Talk", "Verdict", "Watch"]
 
 
 class Verdict(Protocol):

@@ -1,0 +1,67 @@
+"""Is the job started again after a failure, and when?
+
+Pure. Failures of the machines (a killed rank, a lost node) and of the script (an exception, an exit code) are counted apart; an
+exception that comes back the same is not tried a third time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one attempt ended."""
+
+    by_script: bool
+    """An exception or an exit code, rather than a killed rank or a lost node."""
+    identity: str = ""
+    """Of an exception: "ValueError at train.py:10"."""
+    step: int | None = None
+    """Where the training stood, if the record knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens next, and the sentence about it."""
+
+    restart: bool
+    wait_s: float
+    said: str
+    code: str = ""
+
+
+def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:
+    """After the last of `failures`: start again or not. The number of restarts so far is len(failures) - 1."""
+    used = len(failures) - 1
+    script = sum(f.by_script for f in failures)
+    counted = f"{script} by the script, {len(failures) - script} by the machines"
+    if max_restarts == 0:
+        return Decision(False, 0.0, "")
+    if used >= max_restarts:
+        return Decision(
+            False, 0.0, f"no restart is left (--max-restarts {max_restarts}; failures: {counted})"
+        )
+    if _came_back(failures):
+        last = failures[-1]
+        step = f" at step {last.step}" if last.step is not None else ""
+        said = f"AR044 the same failure twice in a row, {last.identity}{step}: another restart would end the same way"
+        return Decision(False, 0.0, said, "AR044")
+    in_row = 0
+    for failure in reversed(failures):
+        if failure.by_script != failures[-1].by_script:
+            break
+        in_row += 1
+    wait = min(MAX_WAIT_S, 2.0 ** (in_row - 1))
+    return Decision(True, wait, f"restart {used + 1} of {max_restarts} in {wait:.0f} s (failures: {counted})")
+
+
+def _came_back(failures: Sequence[Failure]) -> bool:
+    """Whether the last two are one fault of the script. A step that went on between them means that work was done: try again."""
+    if len(failures) < 2:
+        return False
+    a, b = failures[-2:]
+    return bool(a.identity) and a == b

@@ -1,0 +1,81 @@
+"""What does the agent do about signals? It notes them; the loop forwards them to the ranks, and none ends the agent alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections import deque
+from types import FrameType
+
+FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+"""A user or a scheduler that sends one of these wants the job to end."""
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
+"""What schedulers send before the end of a job: ranks are asked to save and leave."""
+
+
+class Signals:
+    """Collects signals while it is entered; `fileno` becomes readable when one has come."""
+
+    def __init__(self) -> None:
+        self._came: deque[int] = deque()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._before: dict[int, object] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Signals:
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (*FORWARDED, signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
+            if signal.getsignal(number) == signal.SIG_IGN and number in (
+                signal.SIGHUP,
+                signal.SIGINT,
+                signal.SIGQUIT,
+                signal.SIGTSTP,
+            ):
+                continue  # nohup, or a shell's background job: the user wants it ignored
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, before in self._before.items():
+            with contextlib.suppress(TypeError, ValueError):
+                signal.signal(number, before)  # type: ignore[arg-type]  # as signal.signal gave it
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._read)
+        os.close(self._write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def take(self) -> list[int]:
+        """The signals that have come, in order."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        taken: list[int] = []
+        while self._came:
+            taken.append(self._came.popleft())
+        return taken
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+
+def nobody_reads(fds: tuple[int, ...] = (1, 2)) -> bool:
+    """Whether the terminal is closed or the reader of our output is gone (a dead ssh client, a closed pipe)."""
+    poll = select.poll()
+    for fd in fds:
+        with contextlib.suppress(OSError, ValueError):
+            os.fstat(fd)
+            poll.register(fd, 0)
+    try:
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except OSError:
+        return False

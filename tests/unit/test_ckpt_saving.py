@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import threading
@@ -161,6 +162,7 @@ def test_second_save_when_the_first_is_not_written_waits_and_says_so(
     go_on = threading.Event()
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: go_on.wait(30) and write(fd, data))
+    caplog.set_level(logging.INFO)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(make_snapshot(1))
     threading.Timer(0.1, go_on.set).start()

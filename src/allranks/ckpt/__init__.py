@@ -1,7 +1,7 @@
 """Checkpoints: saved while training goes on, never half there, read without running code."""
 
 from allranks.ckpt.checkpoints import Checkpoints, Saved, Session, load, save
-from allranks.ckpt.finding import Found, Problem, find_latest, verify
+from allranks.ckpt.finding import Found, Problem, find_latest, list_folders, parse_folder, verify
 from allranks.ckpt.keys import Fit, does_not_fit, fit
 from allranks.ckpt.manifest import Manifest
 from allranks.ckpt.randomness import random_states, restore_random_states
@@ -25,8 +25,10 @@ __all__ = [
     "does_not_fit",
     "find_latest",
     "fit",
+    "list_folders",
     "load",
     "open_store",
+    "parse_folder",
     "random_states",
     "restore_random_states",
     "save",

@@ -11,6 +11,7 @@ from typing import Any
 from allranks.core.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
+_WORTH_A_WARNING_S = 0.5
 
 
 class Background:
@@ -44,7 +45,8 @@ class Background:
             begun = time.perf_counter()
             self.wait()
             waited_s = time.perf_counter() - begun
-            _log.warning(
+            _log.log(
+                logging.WARNING if waited_s > _WORTH_A_WARNING_S else logging.INFO,
                 "AR617 the save of %s waited %.1f s for %s to be written: saves come faster than the disk takes them; "
                 "save less often, or to a faster disk",
                 name,

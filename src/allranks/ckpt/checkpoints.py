@@ -15,8 +15,9 @@ import platform
 import secrets
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -66,6 +67,7 @@ class Checkpoints:
         session: Rank 0's `new_session()`; needed where world_size > 1.
         options: For fsspec: {"endpoint_url": ...}.
         wait_for_ranks_s: How long rank 0 waits for the files of the others.
+        on_written: Called on rank 0 with folder and step of each finished checkpoint, on the writer's thread.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Checkpoints:
         session: Session | None = None,
         options: Mapping[str, Any] | None = None,
         wait_for_ranks_s: float = 300.0,
+        on_written: Callable[[str, int], None] | None = None,
     ) -> None:
         self.store = open_store(target, options)
         if session is None and world_size > 1:
@@ -88,6 +91,7 @@ class Checkpoints:
         self._retention = retention or Retention()
         self._rank, self._world_size = rank, world_size
         self._wait_for_ranks_s = wait_for_ranks_s
+        self._on_written = on_written
         self._holder, self._background = Holder(), Background()
         self._taken, self._count = set(self.session.taken), 0
         self._about: dict[str, Any] | None = None
@@ -117,10 +121,15 @@ class Checkpoints:
         waited_s = self._background.make_free(f"step {state.step}")
         held = self._hold(state)
         plan = self._plan(state.step)
-        self._background.start(plan.final, lambda give_up: write_checkpoint(self.store, held, plan, give_up))
+        self._background.start(plan.final, lambda give_up: self._write(held, plan, give_up))
         if blocking:
             self.wait()
         return Saved(plan.final, time.perf_counter() - begun, waited_s)
+
+    def _write(self, held: Snapshot, plan: Plan, give_up: threading.Event) -> None:
+        folder = write_checkpoint(self.store, held, plan, give_up)
+        if folder is not None and self._on_written is not None:
+            self._on_written(folder, held.step)
 
     def _hold(self, state: Snapshot) -> Snapshot:
         self._holder.begin()

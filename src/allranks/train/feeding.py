@@ -49,6 +49,8 @@ class Feeding(RunState):
             name=name,
             **settings,
         )
+        if loader.is_training:
+            loader.on_taken = self.after_iteration
         self.loaders[name] = loader
         return loader
 

@@ -13,12 +13,13 @@ from allranks.core.errors import UsageError
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
 from allranks.train.feeding import Feeding
+from allranks.train.saving import Saving
 from allranks.train.scaling import ScaledLR, scale_lr
 from allranks.train.slots import OptimizerSlot, Update, check_positive
 from allranks.wrap import Ema, Model, plain
 
 
-class Run(Feeding, Evaluating, Deciding):
+class Run(Feeding, Saving, Evaluating, Deciding):
     """One training on all its ranks; made by allranks.start().
 
     The methods say which of them are collective. Attributes: `place`, `device`, `run_dir` (None without one), `epoch`, `updates`
@@ -167,20 +168,31 @@ class Run(Feeding, Evaluating, Deciding):
     # -- the loop ------------------------------------------------------------------------------------------------------------
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Count the epochs, from where the run stands to num_epochs - 1. The end of each is **collective**: a stop asked for on any
-        rank ends all ranks after the same epoch."""
+        """Count the epochs, from where the run stands to num_epochs - 1: after a restart, from the newest checkpoint on.
+
+        The beginning and the end of each are **collective**: a stop asked for on any rank ends all ranks after the same epoch.
+        """
         self._require_open("epochs")
         self.num_epochs = num_epochs
+        self.resume()
         while self.epoch < num_epochs:
+            self._stop_reason = self._stop_reason or self._pause.stop_reason
             if self.agreed_stop():
+                self._leave_if_told()
                 return
             if not self._is_seeded_per_rank:
                 self.seed_per_rank()
-            yield self.epoch
+            self._is_in_epoch = True
+            try:
+                yield self.epoch
+            finally:
+                self._is_in_epoch = False
             for slot in self.slots.values():
                 for scheduler in slot.per_epoch:
                     scheduler.step()
             self.epoch += 1
+            self._end_epoch()
+        self._end_training()
 
     # -- the step ------------------------------------------------------------------------------------------------------------
 
@@ -229,7 +241,7 @@ class Run(Feeding, Evaluating, Deciding):
         )
         self._steps_in_pass += 1
         if update is not None:
-            self._after_update(update, optimizer)
+            self._finish_update(update, optimizer)
         return update
 
     @contextlib.contextmanager
@@ -279,10 +291,10 @@ class Run(Feeding, Evaluating, Deciding):
         if not self._is_open:
             self._require_open("update")
         update = self._stepper.update(optimizer=optimizer, clip_norm=clip_norm, clip_value=clip_value)
-        self._after_update(update, optimizer)
+        self._finish_update(update, optimizer)
         return update
 
-    def _after_update(self, update: Update, optimizer: torch.optim.Optimizer | None) -> None:
+    def _finish_update(self, update: Update, optimizer: torch.optim.Optimizer | None) -> None:
         if self.emas and not update.skipped:
             self._update_emas(optimizer)
         for hook in self.on_update:

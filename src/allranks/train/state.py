@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from allranks.comm.joining import Membership
+from allranks.comm.membership import Membership
 from allranks.core.errors import UsageError
 from allranks.core.place import Place
 from allranks.data import RankLoader
@@ -62,6 +62,7 @@ class RunState:
         ] = {}  # by loader: positions of the samples of its last evaluation pass
         self._steps_in_pass = 0
         self._barriers: dict[str, int] = {}
+        self._logged: dict[str, Any] = {}  # on rank 0, the last value of each name: for the best checkpoint
         self._is_seeded_per_rank = False
         self._is_open = True
         self._stop_reason: str | None = None
@@ -98,7 +99,10 @@ class RunState:
         """Updates of the weights so far; with several optimizers, of the one that has most."""
         return max((s.updates for s in self.slots.values()), default=0)
 
-    def close(self) -> None:
+    def after_iteration(self) -> None:
+        """The loop comes back to a training loader for the next batch; see train/saving.py."""
+
+    def close(self, *, failing: bool = False) -> None:
         """End the run: trackers are closed, and what is called afterwards is an error."""
         self._is_open = False
         for sink in self._sinks or ():

@@ -19,16 +19,19 @@ class MicroBatch:
         num_samples: This rank's own samples in it; 0 for a stand-in, whose loss must count for nothing.
         global_samples: Samples of the whole global batch over all ranks; 0 where a stream does not tell (evaluation).
         position: Place of the first sample in the epoch's global order.
+        next_state: The data set's own state for what follows this micro-batch, where an iterable data set has one.
     """
 
     __slots__ = (
         "_order",
         "_start",
         "_stop",
+        "_stride",
         "batch",
         "global_samples",
         "is_last",
         "micro",
+        "next_state",
         "num_micro",
         "num_samples",
         "position",
@@ -45,16 +48,19 @@ class MicroBatch:
         order: Any = None,
         start: int = 0,
         stop: int = 0,
+        stride: int = 1,
+        next_state: Any = None,
     ) -> None:
         self.batch, self.micro, self.num_micro = batch, micro, num_micro
         self.is_last = micro == num_micro - 1
         self.num_samples, self.global_samples, self.position = num_samples, global_samples, position
-        self._order, self._start, self._stop = order, start, stop
+        self._order, self._start, self._stop, self._stride = order, start, stop, stride
+        self.next_state = next_state
 
     @property
     def positions(self) -> Sequence[int]:
         """Places of this rank's samples in the epoch's global order; empty for a stand-in."""
-        return range(self.position, self.position + self.num_samples)
+        return range(self.position, self.position + self.num_samples * self._stride, self._stride)
 
     @property
     def indices(self) -> list[Any] | None:

@@ -49,6 +49,17 @@ def check_dataset(wanted: Wanted) -> None:
         )
 
 
+def check_sharded(wanted: Wanted, sharded: bool | None) -> None:
+    """AR140: `sharded` says something about iterable data sets only."""
+    if sharded is not None and not wanted.is_iterable:
+        raise UsageError(
+            "AR140",
+            f"sharded={sharded} was given for {type(wanted.dataset).__name__}, which has indices",
+            why="allranks divides such a data set by its indices; it cannot divide itself",
+            fix="leave sharded out, and give every rank the whole data set",
+        )
+
+
 def check_sizes(global_batch_size: int | None, accumulation_steps: int, micro_batch_size: int | None) -> None:
     """AR131, AR132: numbers of samples that can be."""
     for name, value in (

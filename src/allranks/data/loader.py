@@ -4,168 +4,120 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
-from allranks.core.errors import UsageError
+from allranks.core.errors import UsageError, warn_once
+from allranks.data.agree import Exchange, SameData, find_exchange
 from allranks.data.batch import MicroBatch
-from allranks.data.order import Order, Window
+from allranks.data.plan import Plan
 from allranks.data.position import Layout, Position
-from allranks.data.randomness import mix
-from allranks.data.shares import Part, micro_batch_size_of, num_micro_of, parts_of
 from allranks.data.transfer import on_device
 
 logger = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """What reads the samples of a plan."""
+class Source(Protocol):
+    """Where a rank's micro-batches come from: MapSource or StreamSource."""
 
-    def batches(self, plan: Any, seed: int) -> Iterator[tuple[MicroBatch, Any]]: ...
+    plan: Plan
+    num_samples: int | None
+    fingerprint: int | None  # of the first global batch of the running iteration, if all ranks have the same
 
+    def num_batches(self) -> int | None: ...
+    def num_micro_batches(self) -> int | None: ...
+    def reseed(self, seed: int) -> None: ...
+    def micro_batches(self, position: Position, saved: Any) -> Iterator[tuple[MicroBatch, Any]]: ...
     def close(self) -> None: ...
 
 
-class Plan:
-    """Which micro-batches does this rank do for the windows of an order?"""
-
-    def __init__(
-        self,
-        *,
-        rank: int,
-        world_size: int,
-        global_batch_size: int | None,
-        accumulation_steps: int,
-        micro_batch_size: int | None,
-        stand_ins: bool,
-    ) -> None:
-        self.rank, self.world_size, self.stand_ins = rank, world_size, stand_ins
-        self.global_batch_size, self.accumulation_steps = global_batch_size, accumulation_steps
-        self.micro_batch_size = micro_batch_size
-        self._parts: dict[int, tuple[int, list[Part]]] = {}
-
-    def parts(self, size: int) -> tuple[int, list[Part]]:
-        """The number of micro-batches of a global batch of `size` samples, and this rank's own."""
-        if (known := self._parts.get(size)) is None:
-            # A batch sampler's batches differ in size: there each is divided by itself.
-            micro = self.micro_batch_size or micro_batch_size_of(
-                self.global_batch_size or size, self.world_size, self.accumulation_steps
-            )
-            known = self._parts[size] = (
-                num_micro_of(size, self.world_size, micro),
-                parts_of(size, self.rank, self.world_size, micro, stand_ins=self.stand_ins),
-            )
-        return known
-
-    def micro_batches(self, windows: Iterator[Window], first_micro: int) -> Iterator[MicroBatch]:
-        """This rank's micro-batches of the windows; the first window from `first_micro` on."""
-        for batch, position, size, order, start in windows:
-            num_micro, parts = self.parts(size)
-            for part in parts:
-                if part.micro >= first_micro:
-                    yield MicroBatch(
-                        batch,
-                        part.micro,
-                        num_micro,
-                        part.num_samples,
-                        size,
-                        position + part.start,
-                        order,
-                        start + part.start,
-                        start + part.stop,
-                    )
-            first_micro = 0
-
-
 class RankLoader:
-    """One rank's batches, on its device, with `current` saying what the loop was given last.
+    """One rank's batches, on its device; `current` says what the loop was given last.
 
-    Iterating is **collective** in training in the sense that every rank gets the same number of micro-batches; in
-    evaluation no rank waits for another. Each iteration is one epoch; the epoch is `epoch_of()` where that was given,
-    otherwise it goes up by itself (or as `set_epoch` says).
+    In training every rank gets the same number of micro-batches; in evaluation each sample comes once and no rank waits
+    for another. Each iteration is one epoch. The epoch is `epoch_of()` where that was given; otherwise it goes up by
+    itself, or is what `set_epoch` says.
+
+    Attributes:
+        dataset: The user's data set.
+        is_training: False: for evaluation.
+        current: The micro-batch handed out last; None outside an iteration.
     """
 
     def __init__(
         self,
+        source: Source,
         *,
         dataset: Any,
-        order: Order,
-        plan: Plan,
-        engine: Engine,
         device: torch.device,
         seed: int,
         is_training: bool,
         epoch_of: Callable[[], int] | None,
         on_batch: Callable[[MicroBatch], None] | None,
         on_end: Callable[[], None] | None,
+        exchange: Exchange | Literal["auto"] | None,
         name: str,
     ) -> None:
         self.dataset, self.is_training, self.name = dataset, is_training, name
         self.current: MicroBatch | None = None
-        self._order, self._plan, self._engine, self._device, self._seed = order, plan, engine, device, seed
+        self.on_taken: Callable[[], None] | None = None
+        """Called when the loop comes back for more: all it did with the batch before is done."""
+        self._source, self._device, self._seed = source, device, seed
+        self._exchange: Exchange | Literal["auto"] | None = exchange
         self._epoch_of, self._on_batch, self._on_end = epoch_of, on_batch, on_end
         self._epoch = 0
-        self._start = Position()  # of the present iteration
-        self._last: MicroBatch | None = None  # handed out last in it
         self._begun: int | None = None  # the epoch of the last iteration
-        self._resume: Position | None = None
+        self._start, self._saved = Position(), None  # where the present iteration began
+        self._last: MicroBatch | None = None  # handed out last in it
+        self._resume: tuple[Position, Any] | None = None
         self._running: object | None = None
 
     @property
     def global_batch_size(self) -> int | None:
         """Samples of one update over all ranks; None with a batch sampler."""
-        return self._plan.global_batch_size
+        return self._source.plan.global_batch_size
 
     @property
     def num_batches(self) -> int | None:
         """Global batches of an epoch; None where the data does not tell."""
-        return self._order.num_batches()
+        return self._source.num_batches()
 
     def __len__(self) -> int:
         """Micro-batches that this rank is given in an epoch."""
-        total = self._order.num_batches()
-        if total is None or self._plan.global_batch_size is None:
-            raise TypeError(f"the length of loader {self.name or self.dataset!r} is not known before its end")
-        length = getattr(self._order, "length", None)
-        full, rest = total, 0
-        if length is not None and not self._order.drop_last:  # pyright: ignore[reportAttributeAccessIssue]
-            full, rest = divmod(length, self._plan.global_batch_size)
-        count = full * len(self._plan.parts(self._plan.global_batch_size)[1]) if full else 0
-        return count + (len(self._plan.parts(rest)[1]) if rest else 0)
+        if (length := self._source.num_micro_batches()) is None:
+            kind = type(self.dataset).__name__
+            raise TypeError(f"the length of the loader of {kind} is not known before its end")
+        return length
+
+    def fingerprint(self) -> int | None:
+        """A hash of the first global batch's samples of this iteration; the same on all ranks. None before it."""
+        return self._source.fingerprint
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next iteration. Not needed: it goes up by itself, or follows run.epochs."""
+        """The epoch of the next iteration. Not needed: it goes up by itself, or follows run.epochs.
+
+        Raises:
+            UsageError: AR147 the loader follows run.epochs.
+        """
         if self._epoch_of is not None:
             raise UsageError(
-                "AR147", f"set_epoch({epoch}) on a loader that follows run.epochs", fix="leave set_epoch out"
+                "AR147",
+                f"set_epoch({epoch}) on a loader that follows run.epochs",
+                fix="leave set_epoch out",
             )
         self._epoch = epoch
 
-    def _layout(self) -> Layout:
-        size = self._plan.global_batch_size
-        return Layout(
-            seed=self._seed,
-            global_batch_size=size,
-            num_samples=getattr(self._order, "length", None),
-            num_micro=None if size is None else self._plan.parts(size)[0],
-            world_size=self._plan.world_size,
-        )
-
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batch that was handed out last; the same on every rank, and on any number of ranks.
+        """The position after the batch that was handed out last; it means the same on any number of ranks.
 
         At the end of an epoch it is that epoch's end: resumed there, the epoch has no more batches.
         """
-        return self._layout().to_state(self._resume or self._next())
-
-    def _next(self) -> Position:
-        epoch, pass_, last = self._start.epoch, self._start.pass_, self._last
-        if last is None:
-            return self._start
-        if last.is_last:
-            return Position(epoch, pass_, last.batch + 1)
-        return Position(epoch, pass_, last.batch, last.micro + 1)
+        position, saved = self._resume or (self._next(), self._next_state())
+        state = self._layout().to_state(position)
+        if saved is not None:
+            state |= {"data_set": saved, "rank": self._source.plan.rank}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a saved position at the next iteration.
@@ -175,52 +127,114 @@ class RankLoader:
         Raises:
             CheckpointError: AR141 the state belongs to another data set or batch size.
         """
-        self._resume = self._layout().from_state(state)
+        position = self._layout().from_state(state)
         if state["seed"] != self._seed:
-            logger.warning(
-                "the loader goes on with seed %d of its saved state, not %d", state["seed"], self._seed
-            )
+            logger.warning("the loader goes on with the seed of its saved state, %d", state["seed"])
             self._seed = state["seed"]
-            self._order.reseed(self._seed)
+            self._source.reseed(self._seed)
+        self._resume = position, self._saved_of(state, position)
         if self._epoch_of is None:
-            self._epoch = self._resume.epoch
+            self._epoch = position.epoch
 
-    def _enter_epoch(self) -> Position:
+    def _saved_of(self, state: Mapping[str, Any], position: Position) -> Any:
+        """The data set's own state, where it fits this rank; without one the loader skips ahead."""
+        plan, saved = self._source.plan, state.get("data_set")
+        if not getattr(self._source, "is_divided_by_data_set", False):
+            return saved
+        if state["world_size"] != plan.world_size and position.batch:
+            warn_once(
+                "AR149",
+                f"the data set {type(self.dataset).__name__} divides itself, and its state is that of {state['world_size']} "
+                f"ranks, not {plan.world_size}: it goes on at global batch {position.batch}, but some samples may come twice "
+                "or not at all; sharded=False makes the order the same on any number of ranks",
+            )
+        return saved if (state["world_size"], state.get("rank")) == (plan.world_size, plan.rank) else None
+
+    def _layout(self) -> Layout:
+        plan = self._source.plan
+        size = plan.global_batch_size
+        return Layout(
+            seed=self._seed,
+            global_batch_size=size,
+            num_samples=self._source.num_samples,
+            num_micro=None if size is None else plan.parts(size)[0],
+            world_size=plan.world_size,
+        )
+
+    def _next(self) -> Position:
+        epoch, pass_, last = self._start.epoch, self._start.pass_, self._last
+        if last is None:
+            return self._start
+        if last.is_last:
+            return Position(epoch, pass_, last.batch + 1)
+        return Position(epoch, pass_, last.batch, last.micro + 1)
+
+    def _next_state(self) -> Any:
+        return self._saved if self._last is None else self._last.next_state
+
+    def _enter_epoch(self) -> tuple[Position, Any]:
         """Decide with what a new iteration begins."""
         epoch = self._epoch if self._epoch_of is None else self._epoch_of()
         resume, self._resume = self._resume, None
-        if resume is not None and resume.epoch == epoch:
-            start = resume
+        if resume is not None and resume[0].epoch == epoch:
+            start, saved = resume
         else:
             # A second pass within one epoch of run.epochs is shuffled anew.
             again = self._epoch_of is not None and epoch == self._begun
-            start = Position(epoch, self._start.pass_ + 1 if again else 0)
+            start, saved = Position(epoch, self._start.pass_ + 1 if again else 0), None
         self._epoch = self._begun = epoch
-        self._start, self._last = start, None
-        return start
+        self._start, self._saved, self._last = start, saved, None
+        return start, saved
 
     def __iter__(self) -> Iterator[Any]:
-        start = self._enter_epoch()
-        epoch, pass_ = start.epoch, start.pass_
+        start, saved = self._enter_epoch()
         running = self._running = object()
-        windows = self._order.windows(epoch, pass_, start.batch)
-        plan = self._plan.micro_batches(windows, start.micro)
-        pairs = on_device(self._engine.batches(plan, mix(self._seed, epoch, pass_)), self._device)
+        pairs = on_device(self._source.micro_batches(start, saved), self._device)
+        comparison: SameData | None = None
+        is_first = True
         try:
             for each, data in pairs:
+                if is_first:
+                    is_first, comparison = False, self._compare(start)
                 self.current = self._last = each
                 if self._on_batch is not None:
                     self._on_batch(each)
                 yield data
+                if comparison is not None:
+                    comparison = comparison.finish()
                 if self._running is not running:
                     raise UsageError(
                         "AR143",
                         "this iteration of the loader goes on after a newer one was begun",
-                        fix="one iteration at a time; for a second one, a second run.loader(...)",
+                        fix="one iteration at a time; for a second one at once, a second loader",
                     )
+                if self.on_taken is not None:
+                    self.on_taken()
         finally:
             if self._running is running:
                 self._leave_epoch()
+
+    def _compare(self, start: Position) -> SameData | None:
+        """Begin to compare with the other ranks what this epoch goes through."""
+        exchange = find_exchange(self._exchange, self._source.plan.world_size) if self.is_training else None
+        if exchange is None:
+            return None
+        return SameData(
+            exchange,
+            {
+                "the number of samples": self._source.num_samples,
+                "global_batch_size": self.global_batch_size,
+                "the number of global batches": self.num_batches,
+                "the number of micro-batches in a window": self._layout().num_micro,
+                "the seed": self._seed,
+                "the epoch": start.epoch,
+                "the first global batch": start.batch,
+                "the first micro-batch": start.micro,
+                "the pass": start.pass_,
+                "samples of the first batch": self._source.fingerprint,
+            },
+            self.name,
+        )
 
     def _leave_epoch(self) -> None:
         self._running = self.current = None
@@ -231,4 +245,4 @@ class RankLoader:
 
     def close(self) -> None:
         """End the loader workers; the loader can be iterated again afterwards."""
-        self._engine.close()
+        self._source.close()

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 
+from allranks.data.agree import Exchange
 from allranks.data.batch import MicroBatch
 from allranks.data.checks import (
     check_not_empty,
     check_num_workers,
     check_orders,
+    check_sharded,
     check_sizes,
     warn_of_dropped_evaluation,
     warn_of_small_batch,
 )
-from allranks.data.loader import Engine, Plan, RankLoader
+from allranks.data.division import division_of
+from allranks.data.loader import RankLoader, Source
+from allranks.data.map_source import Engine, MapSource
 from allranks.data.order import BatchSamplerOrder, Order, SamplerOrder, WholeOrder
+from allranks.data.plan import Plan
 from allranks.data.samples import SampleEngine
 from allranks.data.settings import Wanted, understand
+from allranks.data.stream_reader import StreamReader
+from allranks.data.stream_source import StreamSource
 from allranks.data.tensors import TensorEngine, is_free_of_randomness, is_tensors
 from allranks.data.worker_count import auto_num_workers
+
+logger = logging.getLogger(__name__)
 
 
 def make_loader(
@@ -46,6 +56,10 @@ def make_loader(
     pin_memory: bool | None = None,
     persistent_workers: bool | None = None,
     prefetch_factor: int | None = None,
+    multiprocessing_context: Any = None,
+    timeout_s: float = 0,
+    sharded: bool | None = None,
+    exchange: Exchange | Literal["auto"] | None = "auto",
     epoch_of: Callable[[], int] | None = None,
     on_batch: Callable[[MicroBatch], None] | None = None,
     on_end: Callable[[], None] | None = None,
@@ -72,12 +86,13 @@ def make_loader(
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
         prefetch_factor=prefetch_factor,
+        timeout_s=timeout_s,
+        multiprocessing_context=multiprocessing_context,
     )
     check_orders(asked)
     wanted = understand(source, world_size, asked)
+    check_sharded(wanted, sharded)
     device = torch.device(device)
-    order = _order(wanted)
-    check_not_empty(wanted, order.num_batches())
     if wanted.is_training():
         warn_of_small_batch(wanted.global_batch_size, world_size)
     warn_of_dropped_evaluation(wanted)
@@ -89,19 +104,62 @@ def make_loader(
         micro_batch_size=micro_batch_size,
         stand_ins=wanted.is_training(),
     )
+    make = _stream_source if wanted.is_iterable else _map_source
     return RankLoader(
+        make(wanted, plan, local_world_size, device, sharded, exchange),
         dataset=wanted.dataset,
-        order=order,
-        plan=plan,
-        engine=_engine(wanted, rank, local_world_size, device),
         device=device,
         seed=wanted.seed,
         is_training=wanted.is_training(),
         epoch_of=epoch_of,
         on_batch=on_batch,
         on_end=on_end,
+        exchange=exchange,
         name=name,
     )
+
+
+def _map_source(
+    wanted: Wanted, plan: Plan, local_world_size: int, device: torch.device, sharded: object, exchange: object
+) -> Source:
+    order = _order(wanted)
+    check_not_empty(wanted, order.num_batches())
+    return MapSource(order, plan, _engine(wanted, plan.rank, local_world_size, device), seed=wanted.seed)
+
+
+def _stream_source(
+    wanted: Wanted,
+    plan: Plan,
+    local_world_size: int,
+    device: torch.device,
+    sharded: bool | None,
+    exchange: Exchange | Literal["auto"] | None,
+) -> Source:
+    num_workers = wanted.num_workers
+    if num_workers is None:
+        num_workers = auto_num_workers(local_world_size, device.type)
+    settings = wanted.settings(num_workers, device)
+    division = division_of(wanted.dataset, sharded)
+    if sharded is None:
+        logger.info(
+            "the iterable data set %s is taken %s (sharded=True or False says otherwise)",
+            type(wanted.dataset).__name__,
+            "to be the same on every rank: each takes its share of it"
+            if division == "whole"
+            else "to divide itself, since its code looks at "
+            + ("the worker" if division == "as workers" else "the rank"),
+        )
+    has_state = all(callable(getattr(wanted.dataset, m, None)) for m in ("state_dict", "load_state_dict"))
+    reader = StreamReader(
+        wanted.dataset,
+        settings.collate_fn,
+        plan,
+        division,
+        seed=wanted.seed,
+        drop_last=wanted.drop_last,
+        can_save=has_state and (division == "whole" or num_workers == 0),
+    )
+    return StreamSource(reader, plan, settings, is_declared=sharded is not None, exchange=exchange)
 
 
 def _order(wanted: Wanted) -> Order:

@@ -32,14 +32,17 @@ class Window(NamedTuple):
 
 
 class Order(Protocol):
-    """The order of an epoch."""
+    """The order of an epoch; the same on every rank."""
+
+    seed: int
+    drop_last: bool
+
+    def num_samples(self) -> int | None:
+        """Samples of an epoch, None if that is not known before its end."""
+        ...
 
     def num_batches(self) -> int | None:
         """Global batches of an epoch, None if that is not known before its end."""
-        ...
-
-    def reseed(self, seed: int) -> None:
-        """Go on with another seed: that of a saved state."""
         ...
 
     def windows(self, epoch: int, pass_: int, start: int) -> Iterator[Window]:
@@ -60,8 +63,8 @@ class WholeOrder:
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.is_shuffled, self.drop_last = is_shuffled, drop_last
 
-    def reseed(self, seed: int) -> None:
-        self.seed = seed
+    def num_samples(self) -> int:
+        return self.length
 
     def num_batches(self) -> int:
         return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
@@ -87,11 +90,11 @@ class SamplerOrder:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.seed, self.own_seed = seed, _own_seed(sampler)
 
-    def reseed(self, seed: int) -> None:
-        self.seed = seed
+    def num_samples(self) -> int | None:
+        return _length_of(self.sampler)
 
     def num_batches(self) -> int | None:
-        length = _length_of(self.sampler)
+        length = self.num_samples()
         if length is None:
             return None
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
@@ -110,11 +113,11 @@ class BatchSamplerOrder:
 
     def __init__(self, batch_sampler: Iterable[Any], *, seed: int) -> None:
         self.batch_sampler = batch_sampler
-        self.seed = seed
+        self.seed, self.drop_last = seed, False
         self.own_seed = mix(_own_seed(batch_sampler), _own_seed(getattr(batch_sampler, "sampler", None)))
 
-    def reseed(self, seed: int) -> None:
-        self.seed = seed
+    def num_samples(self) -> None:
+        return None
 
     def num_batches(self) -> int | None:
         return _length_of(self.batch_sampler)

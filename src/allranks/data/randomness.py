@@ -7,6 +7,7 @@ back after use.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from types import TracebackType
@@ -67,6 +68,15 @@ class OwnRandomness:
         self._inner = take()
         put(self._outer)
 
+    def save(self) -> str:
+        """The state of these generators as text, for a checkpoint."""
+        assert self._inner is not None
+        return to_text(self._inner)
+
+    def load(self, text: str) -> None:
+        """Go on where `save` was called, in this process or another."""
+        self._inner = from_text(text)
+
 
 class KeptRandomness:
     """Inside the `with`, the generators may be seeded and used at will; afterwards they are as before."""
@@ -94,3 +104,23 @@ def put(states: tuple[Any, ...]) -> None:
     random.setstate(states[1])
     if states[2] is not None and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(states[2])
+
+
+def to_text(states: tuple[Any, ...]) -> str:
+    """Generator states in a form that any format can hold and that loading cannot make execute code."""
+    torch_state, (version, words, gauss), numpy_state = states
+    parts: list[Any] = [torch_state.numpy().tobytes().hex(), [version, list(words), gauss], None]
+    if numpy_state is not None:
+        kind, keys, *rest = numpy_state
+        parts[2] = [kind, [int(key) for key in keys], *rest]
+    return json.dumps(parts)
+
+
+def from_text(text: str) -> tuple[Any, ...]:
+    """The states that `to_text` wrote."""
+    torch_state, (version, words, gauss), numpy_state = json.loads(text)
+    return (
+        torch.frombuffer(bytearray.fromhex(torch_state), dtype=torch.uint8),
+        (version, tuple(words), gauss),
+        None if numpy_state is None else tuple(numpy_state),
+    )

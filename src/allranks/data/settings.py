@@ -148,8 +148,9 @@ def _adopt(loader: DataLoader[Any], world_size: int, given: Wanted) -> Wanted:
         given.persistent_workers = loader.persistent_workers or None
     if given.prefetch_factor is None and given.num_workers:
         given.prefetch_factor = loader.prefetch_factor
-    given.timeout_s = loader.timeout
-    given.multiprocessing_context = loader.multiprocessing_context if given.num_workers else None
+    given.timeout_s = given.timeout_s or loader.timeout
+    if given.num_workers and given.multiprocessing_context is None:
+        given.multiprocessing_context = loader.multiprocessing_context
     if isinstance(loader.generator, torch.Generator):
         given.seed = loader.generator.initial_seed()
     if given.sampler is None and given.batch_sampler is None:

@@ -29,10 +29,21 @@ _WORKER = 0x776F726B
 
 
 class WorkerStart:
-    """The worker_init_fn the DataLoader sees; calls the user's own at the end."""
+    """The worker_init_fn the DataLoader sees; calls the user's own at the end.
 
-    def __init__(self, dataset: Any, user_function: Callable[[int], Any] | None) -> None:
-        self.dataset, self.user_function = dataset, user_function
+    Args:
+        as_one_of: For a data set that divides itself over workers: this rank's workers are shown to it as some of the
+            workers of all ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        user_function: Callable[[int], Any] | None,
+        *,
+        as_one_of: tuple[int, int] | None = None,  # (rank, world_size)
+    ) -> None:
+        self.dataset, self.user_function, self.as_one_of = dataset, user_function, as_one_of
         self.parent = os.getpid()
         # The kernel's signal comes when the *thread* that forked ends, so only the main thread may ask for it.
         self.dies_with_parent = (
@@ -40,7 +51,8 @@ class WorkerStart:
         )
 
     def __call__(self, worker_id: int) -> None:
-        if self.dies_with_parent:
+        # With the forkserver the worker is that server's child, and notices by itself that the rank is gone.
+        if self.dies_with_parent and os.getppid() == self.parent:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self.parent:  # it died before we asked
                 os._exit(1)
@@ -48,8 +60,12 @@ class WorkerStart:
         info = get_worker_info()
         if info is not None:
             seed_all(mix(info.seed, _WORKER))
-            with contextlib.suppress(AttributeError, TypeError):
-                object.__setattr__(info, "dataset", self.dataset)  # the frozen record holds our reader
+            # The record is frozen, and holds our reader.
+            object.__setattr__(info, "dataset", self.dataset)
+            if self.as_one_of is not None:
+                rank, world_size = self.as_one_of
+                object.__setattr__(info, "id", rank * info.num_workers + info.id)
+                object.__setattr__(info, "num_workers", world_size * info.num_workers)
         if self.user_function is not None:
             self.user_function(worker_id)
 

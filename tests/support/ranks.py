@@ -27,7 +27,16 @@ from typing import Any
 from support.processes import kill_session, session_members, state_of
 from support.rank_process import STACK_SIGNAL, RankSetup, rank_main
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "pytest", "allranks"]
+# torch._dynamo is what the first optimizer of a process imports: 2.5 s of processor time in every rank otherwise.
+PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "pytest",
+    "allranks",
+]
 # Ranks that lose a peer raise at once; who has not ended this long after the first failure waits for good.
 GRACE_AFTER_FAILURE_S = 3.0
 

@@ -1,0 +1,109 @@
+"""Which causes can be told, and which is asked first?
+
+A cause is one file: CODE, NAME, and `find(case)`, which gives its verdict if the evidence shows it. They are asked in
+this order: what ended explains what waits; a stopped process explains an absent one; a line of code comes last.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from allranks.watch.case import Case
+from allranks.watch.causes import (
+    aborted,
+    agent_died,
+    buffers,
+    crashed,
+    cut_off,
+    deadlock,
+    debugger,
+    destroyed,
+    endless_loop,
+    exited,
+    file_lock,
+    file_not_there,
+    finished,
+    from_thread,
+    gil_held,
+    groups_differ,
+    guarded,
+    input_wait,
+    killed,
+    left_loop,
+    loader_died,
+    loader_stuck,
+    lost_peers,
+    models_differ,
+    network_wait,
+    never_met,
+    node_lost,
+    not_coming,
+    not_reachable,
+    other_dtype,
+    other_line,
+    other_operation,
+    other_reduction,
+    other_root,
+    other_shape,
+    out_of_memory,
+    path_broken,
+    port_taken,
+    program,
+    raised,
+    ready_twice,
+    shm_full,
+    sleeping,
+    stale_lock,
+    static_graph,
+    stopped,
+    straggler,
+    stray_call,
+    too_many_files,
+    uneven,
+    uninterruptible,
+    unused,
+    works_alone,
+    write_stuck,
+    wrong_address,
+    wrong_identity,
+)
+from allranks.watch.verdict import Verdict
+
+
+class Cause(Protocol):
+    """One file of this package."""
+
+    @property
+    def CODE(self) -> str:
+        """ARnnn."""
+        ...
+
+    @property
+    def NAME(self) -> str:
+        """kebab-case."""
+        ...
+
+    def find(self, case: Case) -> Verdict | None:
+        """The verdict, if the evidence shows this cause."""
+        ...
+
+
+CAUSES: tuple[Cause, ...] = (
+    # this node alone, or a node is gone
+    cut_off, node_lost, agent_died,
+    # ended, by what is known of the error
+    wrong_identity, port_taken, wrong_address, not_reachable,
+    unused, ready_twice, static_graph, models_differ, stray_call,
+    shm_full, too_many_files, loader_died, file_not_there, raised,
+    out_of_memory, killed, crashed, aborted, exited,
+    # stopped
+    stopped, stale_lock, debugger,
+    # communication that cannot meet
+    groups_differ, from_thread, uneven, left_loop, other_operation, other_dtype, other_shape, other_root, other_reduction, other_line,
+    destroyed, finished, buffers, guarded,
+    # stuck outside communication
+    uninterruptible, never_met, gil_held, loader_stuck, works_alone, deadlock, sleeping, input_wait, file_lock, write_stuck,
+    network_wait, program, endless_loop, not_coming,
+    # the network, slow, and what is left
+    path_broken, straggler, lost_peers,
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""AR203 rank-aborted: a library called abort() in a rank."""
+
+from __future__ import annotations
+
+import signal
+
+from allranks.watch.case import Case
+from allranks.watch.evidence import Rank
+from allranks.watch.stacks import user_place
+from allranks.watch.verdict import Place, Verdict
+
+CODE, NAME = "AR203", "rank-aborted"
+
+
+def find(case: Case) -> Verdict | None:
+    root = next((r for r in case.roots if r.exit and r.exit.signal == signal.SIGABRT), None)
+    if root is None or root is not case.roots[0]:
+        return None
+    said = said_at_abort(root)
+    place = crash_place(root)
+    return case.verdict(
+        CODE,
+        NAME,
+        f"{case.who([root])} was aborted (SIGABRT){': ' + said if said else ''}",
+        [root],
+        where=case.frames([place]) if place else None,
+        facts=[said, "abort() in a library: no Python handler runs, so there is no traceback"],
+        fix="the line says what it was doing; if it communicates, compare what the other ranks do there",
+        can_go_on=False,
+    )
+
+
+def said_at_abort(rank: Rank) -> str:
+    """What the library said as it aborted."""
+    for line in reversed(rank.output):
+        if "what():" in line:
+            return line.split("what():", 1)[1].strip()[:160]
+    return next(
+        (
+            line.strip()[:160]
+            for line in reversed(rank.output)
+            if "terminate called" in line or "Assertion" in line
+        ),
+        "",
+    )
+
+
+def crash_place(rank: Rank) -> Place | None:
+    """The user's line a dying rank was at: from the dump it left, else from its record."""
+    ordered = sorted(rank.crash, key=lambda s: not s.is_main)
+    found = next((p for s in ordered if (p := user_place(s.frames)) is not None), None)
+    return found or (rank.record.where if rank.record else None)

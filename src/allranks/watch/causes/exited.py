@@ -1,0 +1,46 @@
+"""AR205 rank-exited: a rank left by sys.exit or os._exit in the middle of the job."""
+
+from __future__ import annotations
+
+from allranks.watch.case import Case
+from allranks.watch.evidence import Rank
+from allranks.watch.verdict import Verdict
+
+CODE, NAME = "AR205", "rank-exited"
+
+
+def find(case: Case) -> Verdict | None:
+    left = [r for r in (*case.roots, *case.finished) if left_by_call(r)]
+    quiet = [r for r in case.roots if r.exit and r.exit.signal is None and r.failure is None and not _said(r)]
+    found = left or quiet
+    if not found or (case.roots and case.roots[0] not in found) or not (case.roots or case.waits):
+        return None
+    first = found[0]
+    call, code = "exit", first.exit.code if first.exit else 0
+    where: tuple[str, ...] | None = None
+    if first.record is not None:
+        call = {"hard_exit": "os._exit", "system_exit": "sys.exit"}.get(first.record.exit_kind, "exit")
+        where = case.frames([first.record.exit_where]) if first.record.exit_where else None
+    return case.verdict(
+        CODE,
+        NAME,
+        f"{case.who([first])} exited with code {code} ({call}) in the middle of the job{case.waits_for([first])}",
+        [first],
+        where=where,
+        facts=[f"the process ended itself with code {code}; no exception, no signal"],
+        fix="let all ranks leave together: agree on it with an all_reduce of the decision before leaving",
+        can_go_on=False,
+    )
+
+
+def left_by_call(rank: Rank) -> bool:
+    """Whether the rank called sys.exit or os._exit."""
+    return rank.record is not None and rank.record.exit_kind in ("system_exit", "hard_exit")
+
+
+def _said(rank: Rank) -> bool:
+    return (
+        rank.record is not None
+        and rank.record.exception is not None
+        and rank.record.exception.kind != "SystemExit"
+    )

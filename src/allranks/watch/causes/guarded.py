@@ -1,0 +1,56 @@
+"""AR250 collective-not-entered: some ranks are in a collective that the others never call."""
+
+from __future__ import annotations
+
+from allranks.watch import meeting
+from allranks.watch.case import Case
+from allranks.watch.causes.aborted import said_at_abort
+from allranks.watch.causes.finished import guard_facts
+from allranks.watch.causes.uneven import batch_counts, counts_text
+from allranks.watch.verdict import Verdict, many, ranks_text
+
+CODE, NAME = "AR250", "collective-not-entered"
+
+
+def find(case: Case) -> Verdict | None:
+    """All wait, and no two calls of one number differ: some are in a call of their own, others in another call or in DDP's."""
+    if case.absent or case.roots or len(case.waits) < 2:
+        return None
+    kinds = meeting.standings(case.evidence, case.waits)
+    if len(kinds) < 2:
+        return None
+    own = [n for n, w in case.waits.items() if w.call is not None]
+    if not own:
+        return None
+    small = min((k for k in kinds if any(n in own for n in k)), key=len, default=None)
+    if small is None:
+        return None
+    ranks = [r for r in case.evidence.ranks if r.rank in small]
+    rest = [n for n in case.waits if n not in small]
+    wait = case.waits[small[0]]
+    where = [
+        line
+        for n in (*small[:1], *rest[:1])
+        if (r := case.evidence.rank(n))
+        for line in case.stands_at(r)[:2]
+    ]
+    facts = [
+        *guard_facts(case, list(small)),
+        *(f"rank {r.rank} aborted: {said_at_abort(r)}" for r in case.aborted),
+    ]
+    counts = batch_counts(case)
+    if len(set(counts.values())) > 1:
+        facts.append(f"different number of batches per epoch, too: {counts_text(counts)}")
+    steps = {r.rank: r.record.step for r in case.evidence.ranks if r.record}
+    if len(set(steps.values())) > 1:
+        facts.append("steps done: " + ", ".join(f"rank {n}: {s}" for n, s in sorted(steps.items())[:8]))
+    return case.verdict(
+        CODE,
+        NAME,
+        f"collective mismatch: {case.who(ranks)} {many(small, 'is', 'are')} in {wait.text()}, which {ranks_text(rest)} {many(rest, 'does', 'do')} not enter",
+        ranks,
+        where=where,
+        facts=facts,
+        fix="every rank must call every collective: move it out of the condition on the rank, or let all ranks take the same branch",
+        can_go_on=False,
+    )

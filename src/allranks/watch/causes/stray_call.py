@@ -1,0 +1,48 @@
+"""AR286 ddp-build-met-another-call: DDP's construction on one rank was paired with another rank's collective."""
+
+from __future__ import annotations
+
+from allranks.watch.case import Case
+from allranks.watch.causes.models_differ import TORCH_SAYS
+from allranks.watch.verdict import Verdict, ranks_text
+
+CODE, NAME = "AR286", "ddp-build-met-another-call"
+
+
+def find(case: Case) -> Verdict | None:
+    said = [r for r in case.failed if r.failure and TORCH_SAYS.search(r.failure.message)]
+    building = said or [
+        r for r in case.evidence.ranks if r.rank in case.waits and case.waits[r.rank].kind == "build"
+    ]
+    other = [
+        r
+        for r in case.evidence.ranks
+        if r not in building and (w := case.waits.get(r.rank)) is not None and w.call is not None
+    ]
+    if not building or not other:
+        return None
+    call = case.waits[other[0].rank].call
+    assert call is not None
+    lines = [f"{case.at(call.where)}   ({ranks_text([r.rank for r in other])})"] if call.where else []
+    lines += [
+        f"{line}   ({ranks_text([r.rank for r in building])})" for line in case.stands_at(building[0])[:1]
+    ]
+    if building[0].failure:
+        lines += [
+            f"{x}   ({ranks_text([building[0].rank])})" for x in case.frames(building[0].failure.frames)[:1]
+        ]
+    facts = (
+        [f"{building[0].failure.message.splitlines()[0][:160]}: a consequence, the models need not differ"]
+        if building[0].failure
+        else []
+    )
+    return case.verdict(
+        CODE,
+        NAME,
+        f"collective mismatch: {case.who(other)} is in {call.op} while {ranks_text([r.rank for r in building])} constructs DDP, which is a collective too",
+        other,
+        where=tuple(dict.fromkeys(lines)),
+        facts=facts,
+        fix="let all ranks come to both in the same order: the call first, then DDP(...), on every rank",
+        can_go_on=False,
+    )

@@ -1,0 +1,27 @@
+"""AR222 uninterruptible: a rank sleeps in the kernel and cannot be woken: a dead file server or disk."""
+
+from __future__ import annotations
+
+from allranks.watch.case import Case, stuck_at
+from allranks.watch.verdict import Verdict
+
+CODE, NAME = "AR222", "uninterruptible"
+
+
+def find(case: Case) -> Verdict | None:
+    found = [(r, case.activity(r)) for r in case.stuck if r.state == "D"]
+    if not found:
+        return None
+    first = found[0][0]
+    nfs = any(word in first.wchan for word in ("nfs", "rpc", "fuse", "lustre", "ceph", "cifs"))
+    facts = [f"open for writing: {', '.join(first.open_files[:2])}" if first.open_files else ""]
+    fix = "see `df` and the file server's state; the process cannot even be killed until the disk answers"
+    return stuck_at(
+        case,
+        CODE,
+        NAME,
+        found,
+        f"is in uninterruptible sleep (state D): {'a network file system' if nfs else 'a disk or file server'} does not answer",
+        facts=facts,
+        fix=fix,
+    )

@@ -1,0 +1,30 @@
+"""What does the evidence say? A pure function from evidence to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.watch.case import Case
+from allranks.watch.causes import CAUSES, straggler
+from allranks.watch.evidence import Evidence
+from allranks.watch.verdict import Alternative, Verdict
+
+
+def decide(evidence: Evidence) -> Verdict | None:
+    """The most probable verdict, with the next one as an alternative where it is not certain; None if nothing is shown."""
+    case = Case(evidence)
+    if evidence.trigger == "slow":
+        return straggler.find(case)
+    first: Verdict | None = None
+    for cause in CAUSES:
+        verdict = cause.find(case)
+        if verdict is None:
+            continue
+        if first is None:
+            first = verdict
+            if first.confidence == "certain":
+                return first
+        elif verdict.code != first.code:
+            other = Alternative(verdict.code, verdict.what, "the stacks in diagnosis/ decide")
+            return first if first.alternatives else replace(first, alternatives=(other,))
+    return first

@@ -1,0 +1,356 @@
+"""How is evidence taken from the ranks of this node?
+
+Everything here has a deadline, needs no help of the sick process beyond a signal handler that faulthandler runs without the
+GIL, and leaves the process as it was. About 0.25 s for a node, whatever the number of ranks: they are asked together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allranks.record import page
+from allranks.watch import proc
+from allranks.watch.evidence import Exit, FileLock, Node, Rank, Stack, Worker
+from allranks.watch.reading import guard_of, record_of, stack_with_code
+from allranks.watch.stacks import (
+    is_inside,
+    main_stack,
+    parse_faulthandler,
+    parse_pyspy,
+    user_frames,
+    user_place,
+)
+
+STACK_DEADLINE_S = 0.25
+PYSPY_DEADLINE_S = 0.6
+SAMPLE_S = 0.12
+"""Between two looks at processor time and stacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process to take evidence from."""
+
+    pid: int
+    page: page.Record | None
+
+
+def page_of(folder: Path | None, pid: int) -> page.Record | None:
+    """The record of a process, if it has one."""
+    if folder is None:
+        return None
+    try:
+        return page.read_page(folder / f"{pid}.page")
+    except (OSError, page.NotARecord, ValueError):
+        return None
+
+
+def take(
+    ranks: Sequence[Rank],
+    folder: Path | None,
+    *,
+    with_sockets: bool = False,
+    with_models: bool = False,
+    sample_s: float = SAMPLE_S,
+) -> tuple[Rank, ...]:
+    """The evidence of these live ranks (of which rank, pid, host and node are filled in), all at once.
+
+    Args:
+        ranks: What to look at.
+        folder: Where the record pages are.
+        with_sockets: Look at connections to other hosts, too (5 ms for each rank).
+        with_models: Read what each parameter of the model is.
+        sample_s: How long processor time is measured.
+    """
+    pages = {r.pid: page_of(folder, r.pid) for r in ranks}
+    workers = {r.pid: _worker_pids(r.pid, pages[r.pid]) for r in ranks}
+    everybody = [
+        Target(p, pages.get(p) or page_of(folder, p)) for r in ranks for p in (r.pid, *workers[r.pid])
+    ]
+    before = {t.pid: proc.times(t.pid) for t in everybody}
+    stacks = take_stacks(everybody)
+    time.sleep(max(0.0, sample_s))
+    after = {t.pid: proc.times(t.pid) for t in everybody}
+    again = take_stacks(
+        [t for t in everybody if t.pid in pages and _share(before[t.pid], after[t.pid])[0] > 0.3],
+        is_second=True,
+    )
+    by_pid = {t.pid: t for t in everybody}
+    out = []
+    for rank in ranks:
+        taken = _rank(rank, by_pid[rank.pid], stacks, again, (before[rank.pid], after[rank.pid]), with_models)
+        kids = tuple(_worker(by_pid[p], stacks, (before[p], after[p])) for p in workers[rank.pid])
+        taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
+        out.append(replace(taken, file_lock=_file_lock(taken)))
+    return tuple(out)
+
+
+def take_stacks(
+    targets: Iterable[Target], *, is_second: bool = False
+) -> dict[int, tuple[str, tuple[Stack, ...]]]:
+    """pid -> (how, stacks): by signal where the process can answer, else by py-spy from outside."""
+    asked: dict[int, tuple[Path, int]] = {}
+    outside: list[int] = []
+    for target in targets:
+        letter = proc.state(target.pid)
+        if letter in ("", "Z", "X"):
+            continue
+        found = target.page
+        if (
+            letter not in ("T", "t", "D")
+            and found is not None
+            and found.stack_signal
+            and proc.catches(target.pid, found.stack_signal)
+        ):
+            path = page.side_file(found, ".stack")
+            size = path.stat().st_size if path.exists() else 0
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(target.pid, found.stack_signal)
+                asked[target.pid] = (path, size)
+        elif not is_second:
+            outside.append(target.pid)
+    out = _answers(asked)
+    silent = [] if is_second else [p for p in asked if p not in out]
+    return {**out, **_from_outside([*outside, *silent])}
+
+
+def _answers(asked: dict[int, tuple[Path, int]]) -> dict[int, tuple[str, tuple[Stack, ...]]]:
+    """What the processes wrote after the sizes given, once each file has stopped growing."""
+    out: dict[int, tuple[str, tuple[Stack, ...]]] = {}
+    sizes = dict.fromkeys(asked, -1)
+    deadline = time.monotonic() + STACK_DEADLINE_S
+    while len(out) < len(asked) and time.monotonic() < deadline:
+        time.sleep(0.004)
+        for pid, (path, start) in asked.items():
+            if pid in out:
+                continue
+            size = path.stat().st_size if path.exists() else 0
+            if size > start and size == sizes[pid]:
+                with path.open("rb") as file:
+                    file.seek(start)
+                    _, stacks = parse_faulthandler(file.read().decode("utf-8", "replace"))
+                out[pid] = ("signal", _without_ours(stacks))
+            sizes[pid] = size
+    return out
+
+
+def _from_outside(pids: Sequence[int]) -> dict[int, tuple[str, tuple[Stack, ...]]]:
+    if not pids:
+        return {}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        texts = list(pool.map(py_spy, pids))
+    return {
+        pid: ("py-spy", _without_ours(parse_pyspy(text)))
+        for pid, text in zip(pids, texts, strict=True)
+        if text
+    }
+
+
+def py_spy(pid: int, *options: str) -> str:
+    """What py-spy says of a process without stopping it, as JSON; empty if it cannot."""
+    tool = Path(sys.executable).parent / "py-spy"
+    found = str(tool) if tool.exists() else shutil.which("py-spy")
+    if found is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [found, "dump", "--nonblocking", "--json", *options, "--pid", str(pid)],
+            capture_output=True,
+            timeout=PYSPY_DEADLINE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def _without_ours(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """Without the threads that the record keeps in the process."""
+    kept = [
+        s
+        for s in stacks
+        if not (s.frames and not s.is_main and is_inside(s.frames, "/allranks/record/process.py"))
+    ]
+    return tuple(s for s in kept if s.is_main or not _is_record_thread(s))
+
+
+def _is_record_thread(stack: Stack) -> bool:
+    inner = [f for f in stack.frames if not f.file.endswith("/threading.py")]
+    return bool(inner) and all("/allranks/record/" in f.file for f in inner)
+
+
+def _share(before: proc.Times | None, after: proc.Times | None) -> tuple[float, float, float]:
+    """(process, main thread, main thread's wait for a core) as shares of the time between."""
+    if before is None or after is None or after.at_s <= before.at_s:
+        return 0.0, 0.0, 0.0
+    span = after.at_s - before.at_s
+    waited = (after.main_waited_s - before.main_waited_s) / span
+    return (
+        (after.process_s - before.process_s) / span,
+        (after.main_s - before.main_s) / span,
+        min(1.0, max(0.0, waited)),
+    )
+
+
+def _rank(
+    rank: Rank,
+    target: Target,
+    stacks: dict[int, tuple[str, tuple[Stack, ...]]],
+    again: dict[int, tuple[str, tuple[Stack, ...]]],
+    span: tuple[proc.Times | None, proc.Times | None],
+    with_models: bool,
+) -> Rank:
+    how, found = stacks.get(rank.pid, ("", ()))
+    found = tuple(stack_with_code(s) for s in found)
+    share, main_share, waited = _share(*span)
+    main = main_stack(found)
+    frames = user_frames(main.frames) if main else ()
+    letter = proc.state(rank.pid)
+    second = main_stack(again[rank.pid][1]) if rank.pid in again else None
+    newest = page_of(Path(target.page.path).parent, rank.pid) if target.page else None
+    return replace(
+        rank,
+        state=letter,
+        wchan=proc.wchan(rank.pid),
+        cpu_share=round(share, 3),
+        main_cpu_share=round(main_share, 3),
+        run_queue_share=round(waited, 3),
+        record=record_of(newest, with_model=with_models) if newest else None,
+        stacks=found,
+        stacks_from=how,
+        is_moving=second is not None
+        and main is not None
+        and user_place(second.frames) != _plain(user_place(main.frames)),
+        open_files=proc.files_for_writing(rank.pid)[:8] if letter == "D" else (),
+        tracer=proc.tracer(rank.pid),
+        guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
+    )
+
+
+def _plain(place):
+    return replace(place, code="") if place is not None else None
+
+
+def _worker_pids(pid: int, found: page.Record | None) -> tuple[int, ...]:
+    """The loader's workers, and other children of the rank."""
+    known = found.loader_worker_pids if found else ()
+    extra = [p for p in proc.children(pid) if p not in known]
+    return (*known, *extra[:8])
+
+
+def _worker(
+    target: Target,
+    stacks: dict[int, tuple[str, tuple[Stack, ...]]],
+    span: tuple[proc.Times | None, proc.Times | None],
+) -> Worker:
+    found = target.page
+    item, item_s = "", 0.0
+    is_loader = found is not None and found.role == page.Role.LOADER_WORKER
+    if is_loader and found is not None and found.sample_count > 0:
+        at = found.sample_at
+        known = 0 <= at < len(found.samples) and found.samples[at] >= 0
+        item = str(found.samples[at]) if known else f"number {at + 1} of its batch" if at >= 0 else ""
+        item_s = max(0.0, (time.monotonic_ns() - found.sample_ns) / 1e9) if found.sample_ns else 0.0
+    share, main_share, _ = _share(*span)
+    return Worker(
+        pid=target.pid,
+        index=found.worker_id if is_loader and found is not None else None,
+        state=proc.state(target.pid),
+        wchan=proc.wchan(target.pid),
+        is_loader=is_loader,
+        command=proc.command(target.pid),
+        stacks=tuple(stack_with_code(_own_part(s)) for s in stacks.get(target.pid, ("", ()))[1]),
+        item=item,
+        item_s=round(item_s, 2),
+        cpu_share=round(max(share, main_share), 3),
+    )
+
+
+def _own_part(stack: Stack) -> Stack:
+    """A forked worker's stack goes on into the parent's, as it was at the fork: only the inner part is its own."""
+    for i, frame in enumerate(stack.frames):
+        if frame.file.endswith("/_utils/worker.py") and frame.function == "_worker_loop":
+            return replace(stack, frames=stack.frames[: i + 1])
+    return stack
+
+
+def _file_lock(rank: Rank) -> FileLock | None:
+    """The lock file that the rank waits for, if it waits for one."""
+    main = main_stack(rank.stacks)
+    if main is None:
+        return None
+    if is_inside(main.frames, "/file_baton.py"):
+        return _build_lock(rank)
+    if "lock" in rank.wchan and (found := proc.flock_waited_for(rank.pid)):
+        path, owner = found
+        return FileLock(path, _age(path), owner or None, bool(owner and proc.state(owner) not in ("", "Z")))
+    return None
+
+
+def _build_lock(rank: Rank) -> FileLock | None:
+    """The lock of a torch extension's build directory; a live owner keeps it open."""
+    root = proc.environment(rank.pid, "TORCH_EXTENSIONS_DIR")
+    roots = (
+        [Path(root)]
+        if root
+        else [Path(proc.environment(rank.pid, "HOME") or "/root", ".cache", "torch_extensions")]
+    )
+    locks = [p for r in roots for p in (*r.glob("lock"), *r.glob("*/lock"), *r.glob("*/*/lock"))]
+    if not locks:
+        return None
+    oldest = min(locks, key=lambda p: p.stat().st_mtime)
+    owner = proc.has_open(str(oldest))
+    return FileLock(str(oldest), _age(str(oldest)), owner, owner is not None)
+
+
+def _age(path: str) -> float:
+    try:
+        return max(0.0, time.time() - Path(path).stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def last_evidence(rank: Rank, folder: Path | None, found: page.Record | None = None) -> Rank:
+    """What a rank that has ended left behind: its record, and the stacks of a crash."""
+    found = page_of(folder, rank.pid) or found
+    if found is None:
+        return rank
+    stack_file = page.side_file(found, ".stack")
+    try:
+        text = stack_file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    at = text.rfind("Fatal Python error")
+    reason, crash = parse_faulthandler(text[at:]) if at >= 0 else ("", ())
+    crash = tuple(stack_with_code(s) for s in _without_ours(crash))
+    return replace(rank, record=record_of(found, with_model=True), crash=crash, crash_reason=reason)
+
+
+def node_of(node: Node, oom_before: int) -> Node:
+    """The node's memory, shared memory, disk and cores, now."""
+    limit, peak = proc.memory_limit_and_peak()
+    size, free = proc.space("/dev/shm")
+    return replace(
+        node,
+        oom_kills=max(0, proc.oom_kills() - oom_before),
+        memory_limit_bytes=limit,
+        memory_peak_bytes=peak,
+        shm_size_bytes=size,
+        shm_free_bytes=free,
+        disk_free_bytes=proc.space(".")[1],
+        num_cores=os.cpu_count(),
+    )
+
+
+def exit_of(code: int, signal: int | None, when: float, *, by_us: bool) -> Exit:
+    """An exit as evidence."""
+    return Exit(code=code, signal=signal, at_s=when, by_us=by_us)

@@ -1,0 +1,129 @@
+"""How are the ranks of this node looked at ten times a second, at little cost?
+
+A glance at a page takes a few microseconds; the whole page is read only where something stands still, and else twice a second.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from allranks.core.job import Job
+from allranks.record import page
+from allranks.watch import proc
+from allranks.watch.evidence import Rank
+from allranks.watch.reading import record_of
+from allranks.watch.rows import Row, row_of
+
+WHOLE_S = 0.4
+"""A whole page is read at least so often."""
+DISCOVER_S = 1.0
+
+
+@dataclass
+class _Seen:
+    reader: page.PageReader | None = None
+    marks: int = -1
+    read_at: float = 0.0
+
+
+class Poll:
+    """The newest rows of this node's ranks."""
+
+    def __init__(self, job: Job) -> None:
+        self.newest: dict[int, Row] = {}
+        self._job = job
+        self._ranks = {p.rank: Rank(p.rank, job.host, job.node_rank, p.local_rank, p.pid) for p in job.ranks}
+        self._seen: dict[int, _Seen] = {}
+        self._ended: dict[int, bool] = {}
+        self._discovered_at = 0.0
+
+    def ranks(self) -> tuple[Rank, ...]:
+        """Who they are: rank, pid, host, node."""
+        return tuple(self._ranks[n] for n in sorted(self._ranks))
+
+    def rows(self) -> dict[int, Row]:
+        """Look at all of them."""
+        now = time.monotonic()
+        if now - self._discovered_at > DISCOVER_S:
+            self._discovered_at = now
+            self._discover()
+        for number, rank in self._ranks.items():
+            self.newest[number] = self._row(number, rank, now)
+        return self.newest
+
+    def ended(self, rank: int, *, is_well: bool) -> None:
+        """The agent has seen this rank end."""
+        self._ended[rank] = is_well
+
+    def close(self) -> None:
+        """Close the pages."""
+        for seen in self._seen.values():
+            if seen.reader is not None:
+                seen.reader.close()
+        self._seen.clear()
+
+    def _row(self, number: int, rank: Rank, now: float) -> Row:
+        letter = proc.state(rank.pid) if number not in self._ended else ""
+        seen = self._seen.setdefault(number, _Seen())
+        over = number in self._ended
+        well = self._ended.get(number, False)
+        if seen.reader is None:
+            seen.reader = self._open(rank.pid)
+        if seen.reader is None:
+            return Row(number, letter, is_over=over, has_ended_well=well)
+        before = self.newest.get(number)
+        try:
+            glance = seen.reader.glance()
+            stands = glance.marks == seen.marks
+            if before is not None and now - seen.read_at < WHOLE_S and not stands:
+                seen.marks = glance.marks
+                return _of_glance(before, glance, letter)
+            found = seen.reader.read()
+        except (OSError, page.NotARecord, ValueError):
+            return before or Row(number, letter, is_over=over, has_ended_well=well)
+        seen.marks, seen.read_at = glance.marks, now
+        return row_of(number, letter, record_of(found), glance.marks, is_over=over, ended_well=well)
+
+    def _open(self, pid: int) -> page.PageReader | None:
+        if self._job.record_dir is None:
+            return None
+        try:
+            return page.PageReader(self._job.record_dir / f"{pid}.page")
+        except OSError:
+            return None
+
+    def _discover(self) -> None:
+        """Ranks that a script started itself (mp.spawn): their pages say who they are."""
+        if self._job.record_dir is None or len(self._job.ranks) != 1:
+            return
+        found = [
+            r
+            for r in page.read_pages(self._job.record_dir)
+            if r.role == page.Role.RANK
+            and r.pid != self._job.ranks[0].pid
+            and r.world_size > 1
+            and proc.state(r.pid)
+        ]
+        if len(found) > 1:
+            self._ranks = {
+                r.rank: Rank(r.rank, self._job.host, self._job.node_rank, r.rank, r.pid) for r in found
+            }
+
+
+def _of_glance(before: Row, glance: page.Glance, letter: str) -> Row:
+    """The row before, with what a glance shows: the rank moves."""
+    now = time.monotonic_ns()
+    return replace(
+        before,
+        state=letter,
+        phase=glance.phase.name.lower(),
+        phase_s=round(max(0.0, (now - glance.phase_since_ns) / 1e9), 3),
+        tick_s=round(max(0.0, (now - glance.tick_ns) / 1e9), 2) if glance.tick_ns else 0.0,
+        step=glance.step,
+        seq=glance.group_seq,
+        marks=glance.marks,
+        op="",
+        call_s=0.0,
+        is_over=before.is_over or glance.exit_kind != page.ExitKind.NOT_ENDED,
+    )

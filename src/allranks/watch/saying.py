@@ -1,0 +1,140 @@
+"""What happens with a verdict: who prints it, what the job does about it, and what is kept in the run directory?"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from allranks.core.job import OnHang
+from allranks.watch.evidence import Evidence
+from allranks.watch.verdict import Verdict, seconds
+
+Action = Literal["report", "stop", "restart"]
+
+AGAIN_S = (60.0, 600.0, 1800.0)
+"""A hang that goes on is reported again after so long."""
+PATIENCE_S = 60.0
+"""--on-hang stop or restart without --after: how long a hang that might end by itself is left alone."""
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A verdict on its way to the agent: what to show, and what to do."""
+
+    verdict: Verdict
+    action: Action = "report"
+    note: str = ""
+    """A last line: what the launcher does about it."""
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    @property
+    def code(self) -> str:
+        """The cause."""
+        return self.verdict.code
+
+    def text(self, *, color: bool = False) -> str:
+        """What people read."""
+        text = self.verdict.text(color=color)
+        return f"{text}\n  {self.note}" if self.note else text
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything; also what the other nodes get."""
+        return {
+            "version": VERSION,
+            "id": self.identity,
+            "action": self.action,
+            "text": self.text(),
+            "note": self.note,
+            **self.verdict.to_json(),
+        }
+
+
+def action_at_once(verdict: Verdict, on_hang: OnHang) -> Action:
+    """What to do when a verdict is made: end the job only if it surely cannot go on."""
+    if verdict.can_go_on or verdict.confidence != "certain":
+        return "report"
+    return "restart" if on_hang == "restart" else "stop"
+
+
+def action_later(verdict: Verdict, on_hang: OnHang, after_s: float | None, hung_s: float) -> Action:
+    """What to do about a hang that has gone on for so long."""
+    if on_hang == "report" or hung_s < (PATIENCE_S if after_s is None else after_s):
+        return "report"
+    return on_hang
+
+
+@dataclass
+class Standing:
+    """A hang that has been reported and goes on."""
+
+    verdict: Verdict
+    episode: tuple[object, ...]
+    since: float
+    """Monotonic time of the first report."""
+    reports: int = 1
+    has_acted: bool = False
+
+    def due(self, now: float, on_hang: OnHang, after_s: float | None) -> Said | None:
+        """What to say (again) now, if anything."""
+        hung = now - self.since
+        action = action_later(self.verdict, on_hang, after_s, hung)
+        if action != "report" and not self.has_acted:
+            self.has_acted = True
+            what = "the job is ended" if action == "stop" else "the job is started again"
+            return Said(
+                self.verdict, action, f"it has not moved for {seconds(hung)}: {what} (--on-hang {on_hang})"
+            )
+        if self.reports <= len(AGAIN_S) and hung >= AGAIN_S[self.reports - 1]:
+            self.reports += 1
+            return Said(self.verdict, "report", f"still so after {seconds(hung)}")
+        return None
+
+
+def keep(folder: Path, said: dict[str, Any], evidence: Evidence | None) -> None:
+    """Write a verdict to RUN/diagnosis as NNN-ARnnn.json and .md; once, also where nodes share the directory.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(
+        said["id"] in p.read_text(encoding="utf-8", errors="replace")
+        for p in folder.glob(f"*-{said['code']}.json")
+    ):
+        return
+    taken = [int(p.name[:3]) for p in folder.glob("[0-9][0-9][0-9]-*.json") if p.name[:3].isdigit()]
+    stem = folder / f"{max(taken, default=0) + 1:03d}-{said['code']}"
+    whole = {**said, "evidence": evidence.to_json() if evidence else None}
+    stem.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    verdict = Verdict.from_json(said)
+    text = verdict.markdown() + (f"\n{said['note']}\n" if said.get("note") else "")
+    if evidence is not None:
+        text += "\n" + stacks_markdown(evidence)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+def stacks_markdown(evidence: Evidence) -> str:
+    """The stacks of all ranks, for the page."""
+    out = ["## Stacks", ""]
+    for rank in evidence.ranks:
+        out.append(f"### rank {rank.rank} on {rank.host} (process {rank.pid}, state {rank.state or 'gone'})")
+        out.append("```")
+        for stack in rank.stacks or rank.crash:
+            out.append(f"thread {stack.thread}{' (main)' if stack.is_main else ''}")
+            out += [f"  {f.file}:{f.line} in {f.function}  {f.code}".rstrip() for f in stack.frames[:40]]
+        for worker in rank.workers:
+            out.append(
+                f"child {worker.pid} {f'(loader worker {worker.index}, index {worker.item})' if worker.is_loader else worker.command}"
+            )
+            out += [
+                f"  {f.file}:{f.line} in {f.function}  {f.code}".rstrip()
+                for s in worker.stacks
+                if s.is_main
+                for f in s.frames[:20]
+            ]
+        out.append("```")
+    return "\n".join(out) + "\n"

@@ -1,0 +1,78 @@
+"""Which rank is slower than the others?
+
+Waiting is not blamed on its victim: a rank that works long makes every other rank's backward long. So only the time
+outside backward and collectives counts as a rank's own, and the others must wait for about as much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from allranks.watch.evidence import Slow
+from allranks.watch.rows import WORK_PHASES, Row
+
+WINDOW_S = 4.0
+MIN_STEPS = 20
+MIN_SHARE = 0.15
+"""Of the step time that the slow rank adds; less is not worth a word."""
+MIN_EXCESS_S = 0.002
+
+
+@dataclass
+class Slowness:
+    """Compares the ranks' own work over a sliding window."""
+
+    _seen: deque[tuple[float, dict[int, Row]]] = field(default_factory=deque)
+    _suspect: int | None = None
+    _since: float = 0.0
+
+    def look(self, rows: Mapping[int, Row], now: float) -> Slow | None:
+        """The straggler of the last window, once it is the same for a whole window."""
+        if len(rows) < 2 or any(r.is_over or r.step < 3 for r in rows.values()):
+            self._seen.clear()
+            return None
+        if not self._seen or now - self._seen[-1][0] >= 0.5:
+            self._seen.append((now, dict(rows)))
+        while self._seen and now - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+        if not self._seen or now - self._seen[0][0] < WINDOW_S - 0.6:
+            return None
+        then, before = self._seen[0]
+        found = compare(before, rows, now - then)
+        if found is None or found.rank != self._suspect:
+            self._suspect, self._since = (found.rank if found else None), now
+            return None
+        if now - self._since < 1.0:
+            return None
+        return found
+
+    def suspect(self) -> int | None:
+        """Who looks slow at the moment; worth a stack sample."""
+        return self._suspect
+
+
+def compare(before: Mapping[int, Row], after: Mapping[int, Row], span_s: float) -> Slow | None:
+    """The rank whose own work per step is larger than the others' by what they wait for it."""
+    if set(before) != set(after):
+        return None
+    steps = min(after[n].step - before[n].step for n in after)
+    if steps < MIN_STEPS and (steps < 3 or span_s < WINDOW_S):
+        return None
+    own = {n: (after[n].work_s - before[n].work_s) / steps for n in after}
+    waits = {n: (after[n].wait_s - before[n].wait_s) / steps for n in after}
+    slow = max(own, key=lambda n: own[n])
+    rest = [n for n in own if n != slow]
+    most = max(own[n] for n in rest)
+    excess, step = own[slow] - most, span_s / steps
+    less_wait = min(waits[n] for n in rest) - waits[slow]
+    if excess < MIN_EXCESS_S or excess < MIN_SHARE * step or less_wait < 0.5 * excess:
+        return None
+    deltas = [
+        (after[slow].phases_s[i] - before[slow].phases_s[i])
+        - max(after[n].phases_s[i] - before[n].phases_s[i] for n in rest)
+        for i in range(len(WORK_PHASES))
+    ]
+    phase = WORK_PHASES[max(range(len(deltas)), key=lambda i: deltas[i])]
+    return Slow(slow, own[slow], most, excess, step, phase, span_s)

@@ -1,0 +1,163 @@
+"""When is it worth looking closer?
+
+A pure function of the newest rows of all ranks and of what was seen before. Silence alone is no reason: in evaluation, a
+checkpoint, a compilation or the first batch all ranks are silent together. Asymmetry is: one waits inside communication
+for another that is somewhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from allranks.watch.rows import Row
+
+MIN_WAIT_S = 1.0
+STEPS = 10
+"""A wait of so many median steps, and of MIN_WAIT_S, is worth a look."""
+MISMATCH_S = 0.3
+STOPPED_S = 0.15
+DYING_S = 0.2
+"""After an exception its traceback is printed; then it can be read."""
+SAME_CALL_S = 3.0
+"""All ranks in the same collective for so long: the network, perhaps."""
+SILENCE_S = 10.0
+_COMMUNICATING = ("forward", "backward", "build", "init")
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A reason to take evidence."""
+
+    kind: str
+    """'stopped', 'waiting', 'mismatch', 'network', 'silence'."""
+    ranks: tuple[int, ...] = ()
+    """Who waits, or who is stopped."""
+    age_s: float = 0.0
+
+
+@dataclass
+class Trigger:
+    """Remembers what was looked at, so that nothing is looked at again for no new reason."""
+
+    _looked_at_s: float = 0.0
+    """Age of the wait at the last look of this episode."""
+    _episode: tuple[object, ...] = ()
+    _dying_since: dict[int, float] = field(default_factory=dict)
+    _stopped_since: dict[int, float] = field(default_factory=dict)
+    _reported_differences: set[tuple[str, int]] = field(default_factory=set)
+    _silent_since: float | None = None
+    _silent_marks: tuple[int, ...] = ()
+    _silent_looks: int = 0
+
+    @property
+    def episode(self) -> tuple[object, ...]:
+        """What the newest suspicion was about; changes when one of its ranks goes on."""
+        return self._episode
+
+    def look(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
+        """The most pressing suspicion, or None. `now` is a monotonic time; call it about ten times a second."""
+        live = {n: r for n, r in rows.items() if not (r.is_over and r.state in ("", "Z", "X"))}
+        if (dying := self._dying(live, now)) is not None or self._dying_since:
+            return dying
+        for found in (
+            self._stopped(live, now),
+            self._difference(rows),
+            self._waiting(rows, live),
+            self._silence(live, now),
+        ):
+            if found is not None:
+                return found
+        return None
+
+    def _dying(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
+        """An exception is on its way out: it explains whatever else there is; after 5 s it does not any more."""
+        dying = {n for n, r in rows.items() if r.is_dying}
+        self._dying_since = {
+            n: self._dying_since.get(n, now) for n in dying if now - self._dying_since.get(n, now) < 5.0
+        }
+        ripe = tuple(sorted(n for n, since in self._dying_since.items() if now - since >= DYING_S))
+        return self._once(("dying", ripe), Suspicion("dying", ripe)) if ripe else None
+
+    def _stopped(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
+        now_stopped = {n for n, r in rows.items() if r.state in ("T", "t")}
+        self._stopped_since = {n: self._stopped_since.get(n, now) for n in now_stopped}
+        long = tuple(sorted(n for n, since in self._stopped_since.items() if now - since >= STOPPED_S))
+        if not long:
+            return None
+        age = max(now - self._stopped_since[n] for n in long)
+        return self._once(("stopped", long), Suspicion("stopped", long, age))
+
+    def _difference(self, rows: Mapping[int, Row]) -> Suspicion | None:
+        """The same number in the same group with another call: at once, whether anybody waits or not."""
+        seen: dict[tuple[str, int], set[int]] = {}
+        for row in rows.values():
+            for group, number, value in row.tail:
+                seen.setdefault((group, number), set()).add(value)
+        new = [k for k, values in seen.items() if len(values) > 1 and k not in self._reported_differences]
+        self._reported_differences |= set(new)
+        return Suspicion("mismatch", tuple(sorted(rows))) if new else None
+
+    def _waiting(self, rows: Mapping[int, Row], live: Mapping[int, Row]) -> Suspicion | None:
+        waiting = {n: r for n, r in live.items() if wait_s(r) > limit_s(r)}
+        if not waiting or len(rows) < 2:
+            self._episode, self._looked_at_s = (), 0.0
+            return None
+        age = max(wait_s(r) for r in waiting.values())
+        standing = {n: _standing(r) for n, r in rows.items()}
+        if len(set(standing.values())) == 1 and all(wait_s(r) > 0 for r in live.values()):
+            # All in the same: compiling, a big transfer, or a dead network; only the last shows in the sockets.
+            if age < SAME_CALL_S or not all(r.op or r.phase in ("backward", "build") for r in live.values()):
+                return None
+            return self._again(
+                ("network", *_moves(waiting)), Suspicion("network", tuple(sorted(waiting)), age)
+            )
+        return self._again(("waiting", *_moves(waiting)), Suspicion("waiting", tuple(sorted(waiting)), age))
+
+    def _silence(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
+        """Nobody moves for long: a look that only speaks if it finds something definite."""
+        marks = tuple(rows[n].marks for n in sorted(rows))
+        if marks != self._silent_marks or self._silent_since is None:
+            self._silent_marks, self._silent_since, self._silent_looks = marks, now, 0
+            return None
+        age = now - self._silent_since
+        if not rows or age < SILENCE_S * 3**self._silent_looks:
+            return None
+        self._silent_looks += 1
+        return Suspicion("silence", tuple(sorted(rows)), age)
+
+    def _once(self, key: tuple[object, ...], found: Suspicion) -> Suspicion | None:
+        if key == self._episode:
+            return None
+        self._episode, self._looked_at_s = key, found.age_s
+        return found
+
+    def _again(self, key: tuple[object, ...], found: Suspicion) -> Suspicion | None:
+        """At once for a new episode; then whenever the wait has grown by more than half."""
+        if key == self._episode and found.age_s < 1.5 * self._looked_at_s + 0.3:
+            return None
+        self._episode, self._looked_at_s = key, found.age_s
+        return found
+
+
+def wait_s(row: Row) -> float:
+    """How long the rank has been inside communication, or inside a phase in which DDP communicates."""
+    if row.op:
+        return row.call_s
+    return row.phase_s if row.phase in _COMMUNICATING else 0.0
+
+
+def limit_s(row: Row) -> float:
+    """How long a wait is nothing to look at."""
+    return max(MIN_WAIT_S, STEPS * row.median_step_s)
+
+
+def _standing(row: Row) -> object:
+    if row.op:
+        return (row.group, row.call_seq, row.call_hash)
+    return (row.phase, row.seq) if row.phase in _COMMUNICATING else ("alone", row.rank)
+
+
+def _moves(rows: Mapping[int, Row]) -> tuple[object, ...]:
+    """Changes when one of these ranks goes on."""
+    return tuple((n, r.step, r.phase, r.op, r.call_seq) for n, r in sorted(rows.items()))

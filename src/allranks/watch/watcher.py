@@ -1,0 +1,314 @@
+"""How does the agent's watcher work? It looks at rows ten times a second, takes evidence on suspicion, and speaks.
+
+    rows (every node) -> trigger (hub) -> capture (every node) -> evidence -> decide -> verdict (hub, one for all)
+
+It fits allranks.run.watch_seam.Watch; all calls come from one thread of the agent's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from allranks.core.job import Job, NodeInfo, RankExit
+from allranks.watch import bundle, gather, proc
+from allranks.watch.case import Case, is_dying
+from allranks.watch.decide import decide
+from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
+from allranks.watch.polling import Poll
+from allranks.watch.rows import Row
+from allranks.watch.saying import Said, Standing, action_at_once, keep
+from allranks.watch.slowness import Slowness
+from allranks.watch.stacks import main_stack, user_place
+from allranks.watch.trigger import Suspicion, Trigger
+from allranks.watch.verdict import Place, Verdict
+
+ANSWER_S = 0.9
+"""How long the hub waits for the other nodes' evidence."""
+QUIET_S = 600.0
+"""The same verdict on the same ranks is not said twice within."""
+
+
+class Watcher:
+    """The watcher of one node; on the hub it decides for all."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._talk: Any = None
+
+    # --- the seam ---
+
+    def start(self, job: Job, talk: Any) -> None:
+        """An attempt begins."""
+        self._job, self._talk = job, talk
+        self._began = time.monotonic()
+        self._poll = Poll(job)
+        self._trigger, self._slowness = Trigger(), Slowness()
+        self._exits: dict[int, RankExit] = {}
+        self._oom_before = proc.oom_kills()
+        self._asked: tuple[Suspicion, float] | None = None
+        self._bundles: dict[int, dict[str, Any]] = {}
+        self._said: dict[tuple[object, ...], float] = {}
+        self._standing: Standing | None = None
+        self._lost: set[int] = set()
+        self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
+        self._samples: list[Place] = []
+        self._is_over = False
+
+    def row(self) -> dict[str, Any]:
+        """This node's ranks, small."""
+        if self._job is None:
+            return {}
+        return {"ranks": [r.to_json() for r in self._poll.rows().values()]}
+
+    def tick(self, nodes: Mapping[int, NodeInfo]) -> Sequence[Said]:
+        """Look, and say what there is to say."""
+        job = self._job
+        if job is None or self._is_over:
+            return ()
+        self._nodes = nodes or self._nodes
+        if not job.is_hub:
+            return self._look_at_hub(job)
+        rows = self._rows()
+        now = time.monotonic()
+        lost = {n for n, info in self._nodes.items() if info.is_lost}
+        if lost - self._lost:
+            self._lost |= lost
+            return self._conclude(self._evidence("lost", rows), ("lost", *sorted(lost)))
+        if self._asked is not None:
+            return self._when_answered(rows, now)
+        found = self._trigger.look(rows, now)
+        if found is not None:
+            return self._investigate(found, rows, now)
+        if (again := self._again(now)) is not None:
+            return (again,)
+        return self._look_for_slow(rows, now)
+
+    def ended(self, exit: RankExit) -> None:
+        """A rank has ended, well or not."""
+        if self._job is not None:
+            self._exits[exit.rank] = exit
+            self._poll.ended(exit.rank, is_well=not exit.failed)
+
+    def on_exit(self, exits: Sequence[RankExit]) -> Said | None:
+        """The verdict on an attempt that ended badly."""
+        job = self._job
+        if job is None or not exits:
+            return None
+        for ended in exits:
+            self._exits[ended.rank] = ended
+        self._is_over = True
+        evidence = self._evidence("exit", self._rows(), fresh=True, sample_s=0.02)
+        verdict = decide(evidence)
+        if verdict is None:
+            return None
+        said = Said(verdict, "stop")
+        self._write(said, evidence)
+        return said
+
+    def capture(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Evidence of this node's ranks."""
+        job = self._job
+        if job is None:
+            return {}
+        if "sample" in request:
+            return {"places": [to_json(p) for p in self._sample(int(request["sample"]))]}
+        ranks = self._take(
+            with_sockets=bool(request.get("sockets")),
+            sample_s=float(request.get("sample_s", gather.SAMPLE_S)),
+        )
+        return {"ranks": [to_json(r) for r in ranks], "node": to_json(self._own_node())}
+
+    def on_bundle(self, node_rank: int, bundle: dict[str, Any]) -> None:
+        """Another node's evidence (or this one's)."""
+        if "places" in bundle:
+            self._samples += [from_json(Place, p) for p in bundle["places"]]
+        else:
+            self._bundles[node_rank] = bundle
+
+    def on_verdict(self, verdict: dict[str, Any]) -> None:
+        """The hub's verdict, on another node: keep it here, too."""
+        if self._job is not None:
+            keep(self._job.run_dir / "diagnosis", verdict, None)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+        if self._job is not None:
+            self._poll.close()
+        self._job = None
+
+    # --- looking ---
+
+    def _rows(self) -> dict[int, Row]:
+        """The newest rows of all ranks of all nodes."""
+        assert self._job is not None
+        rows = dict(self._poll.newest)
+        for number, info in self._nodes.items():
+            if number != self._job.node_rank and not info.is_lost:
+                rows |= {r.rank: r for r in map(Row.from_json, info.row.get("ranks", ()))}
+        return rows
+
+    def _investigate(self, found: Suspicion, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
+        """Take evidence here, or ask every node for it."""
+        assert self._job is not None
+        if len(self._nodes) > 1:
+            self._bundles.clear()
+            self._asked = (found, now)
+            self._talk.ask({"sockets": True}, None)
+            return ()
+        sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch") else gather.SAMPLE_S
+        evidence = self._evidence(found.kind, rows, fresh=True, sample_s=sample_s)
+        return self._conclude(evidence, self._trigger.episode)
+
+    def _when_answered(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
+        """Decide when all nodes that are there have answered, or the time is up."""
+        assert self._asked is not None
+        found, asked_at = self._asked
+        missing = [n for n, info in self._nodes.items() if not info.is_lost and n not in self._bundles]
+        if missing and now - asked_at < ANSWER_S:
+            return ()
+        self._asked = None
+        return self._conclude(self._evidence(found.kind, rows), self._trigger.episode)
+
+    def _look_at_hub(self, job: Job) -> Sequence[Said]:
+        """Not the hub: speak only when the hub is gone, of what is seen here."""
+        lost = {n for n, info in self._nodes.items() if info.is_lost}
+        if not lost - self._lost:
+            return ()
+        self._lost |= lost
+        evidence = replace(
+            self._evidence("lost", self._rows(), fresh=True), here=job.node_rank, hub=min(lost)
+        )
+        return self._conclude(evidence, ("lost", *sorted(lost)))
+
+    def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
+        slow = self._slowness.look(rows, now)
+        suspect = self._slowness.suspect()
+        if suspect is None:
+            self._samples.clear()
+        elif len(self._samples) < 12:
+            if suspect in self._poll.newest:
+                self._samples += self._sample(suspect)
+            else:
+                self._talk.ask({"sample": suspect}, [n for n, i in self._nodes.items() if suspect in i.ranks])
+        if slow is None or ("AR800", (slow.rank,)) in self._said:
+            return ()
+        counted = Counter(self._samples).most_common(2)
+        places = tuple(p for p, n in counted if n >= 0.4 * counted[0][1])
+        evidence = replace(self._evidence("slow", rows), slow=_with_places(slow, places))
+        return self._conclude(evidence, ("slow", slow.rank))
+
+    def _again(self, now: float) -> Said | None:
+        """A hang that goes on: report again, or act on it."""
+        assert self._job is not None
+        standing = self._standing
+        if standing is None:
+            return None
+        if standing.episode != self._trigger.episode:
+            self._talk.event(
+                {"event": "moved-on", "code": standing.verdict.code, "ranks": list(standing.verdict.ranks)}
+            )
+            self._standing = None
+            return None
+        said = standing.due(now, self._job.on_hang, self._job.after_s)
+        if said is not None:
+            self._write(said, None)
+        return said
+
+    # --- deciding and saying ---
+
+    def _conclude(self, evidence: Evidence, episode: tuple[object, ...]) -> Sequence[Said]:
+        assert self._job is not None
+        verdict = decide(evidence)
+        now = time.monotonic()
+        case = Case(evidence)
+        if evidence.trigger == "dying" and all(r in case.victims for r in case.failed):
+            return ()  # they lost a peer, whose end is to be heard of first
+        if verdict is None or not self._is_news(verdict, now):
+            return ()
+        said = Said(verdict, action_at_once(verdict, self._job.on_hang))
+        if said.action == "report":
+            self._standing = Standing(verdict, episode, now)
+        else:
+            self._is_over = True
+        self._write(said, evidence)
+        return (said,)
+
+    def _is_news(self, verdict: Verdict, now: float) -> bool:
+        key = (verdict.code, verdict.ranks)
+        if now - self._said.get(key, -QUIET_S) < QUIET_S:
+            return False
+        self._said[key] = now
+        return True
+
+    def _write(self, said: Said, evidence: Evidence | None) -> None:
+        assert self._job is not None
+        keep(self._job.run_dir / "diagnosis", said.to_json(), evidence)
+
+    # --- evidence ---
+
+    def _evidence(
+        self, trigger: str, rows: Mapping[int, Row], *, fresh: bool = False, sample_s: float = gather.SAMPLE_S
+    ) -> Evidence:
+        """All ranks: those of this node taken now (if `fresh`), others from their nodes' answers, else from rows."""
+        job = self._job
+        assert job is not None
+        ranks: dict[int, Rank] = {}
+        for info in self._nodes.values():
+            for number in info.ranks:
+                if number in rows:
+                    ranks[number] = bundle.rank_of_row(rows[number], info.host, info.node_rank)
+        others: dict[int, Node] = {}
+        for number, answer in self._bundles.items():
+            ranks |= {r.rank: r for r in (from_json(Rank, v) for v in answer.get("ranks", ()))}
+            if answer.get("node"):
+                others[number] = from_json(Node, answer["node"])
+        if fresh:
+            with_sockets = len(self._nodes) > 1
+            ranks |= {r.rank: r for r in self._take(with_sockets=with_sockets, sample_s=sample_s)}
+        for number, ended in self._exits.items():
+            ranks[number] = bundle.rank_of_exit(
+                ended, job.record_dir, is_local=ended.node_rank == job.node_rank
+            )
+        nodes = bundle.nodes_of(job, self._nodes, self._own_node(), others)
+        return bundle.evidence_of(
+            job, list(ranks.values()), nodes, trigger, age_s=time.monotonic() - self._began
+        )
+
+    def _take(self, *, with_sockets: bool, sample_s: float) -> tuple[Rank, ...]:
+        """This node's live ranks."""
+        job = self._job
+        assert job is not None
+        alive = [r for r in self._poll.ranks() if r.rank not in self._exits]
+        taken = gather.take(
+            alive, job.record_dir, with_sockets=with_sockets, with_models=True, sample_s=sample_s
+        )
+        logs = {p.rank: p.log for p in job.ranks}
+        return tuple(
+            bundle.with_failure(r, logs[r.rank]) if is_dying(r) and r.rank in logs else r for r in taken
+        )
+
+    def _own_node(self) -> Node:
+        assert self._job is not None
+        return gather.node_of(Node(self._job.node_rank, self._job.host), self._oom_before)
+
+    def _sample(self, rank: int) -> list[Place]:
+        """Where the rank's main thread stands right now."""
+        assert self._job is not None
+        found = next((r for r in self._poll.ranks() if r.rank == rank), None)
+        if found is None:
+            return []
+        target = gather.Target(found.pid, gather.page_of(self._job.record_dir, found.pid))
+        stacks = gather.take_stacks([target]).get(found.pid, ("", ()))[1]
+        main = main_stack(stacks)
+        place = user_place(main.frames) if main else None
+        return [place] if place is not None else []
+
+
+def _with_places(slow: Slow, places: tuple[Place, ...]) -> Slow:
+    from allranks.watch.reading import with_code
+
+    return replace(slow, places=tuple(with_code(p) for p in places))

@@ -6,6 +6,8 @@ the definition: in float64, over whole global batches, without allranks. The sam
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,6 +93,11 @@ def make_net(seed: int) -> nn.Module:
 def errors_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (num_samples,)
     """Squared errors, one a sample."""
     return (output - y).square().sum(1)
+
+
+def flat(lists: Iterable[list[Any]]) -> list[Any]:
+    """One list of all."""
+    return list(itertools.chain.from_iterable(lists))
 
 
 # -- on the ranks --------------------------------------------------------------------------------------------------------------
@@ -222,12 +229,12 @@ def require_same(job: Job, ranks: list[Trained]) -> None:
     size, batches = job.global_batch_size, []
     for epoch in range(job.num_epochs):
         assert len({len(rank.seen[epoch]) for rank in ranks}) == 1
-        updates = [sum(parts, []) for parts in zip(*(rank.seen[epoch] for rank in ranks), strict=True)]
+        updates = [flat(parts) for parts in zip(*(rank.seen[epoch] for rank in ranks), strict=True)]
         kept = job.num_samples // size * size if job.drop_last else job.num_samples
-        drawn = sorted(sum(updates, []))
+        drawn = sorted(flat(updates))
         assert len(drawn) == kept and len(set(drawn)) == kept, f"epoch {epoch}: {drawn}"
         assert [len(u) for u in updates] == [min(size, kept - i) for i in range(0, kept, size)]
-        assert job.is_shuffled or sum(map(sorted, updates), []) == every[:kept]
+        assert job.is_shuffled or flat(map(sorted, updates)) == every[:kept]
         batches += updates
     wanted, bound = reference(job, batches)
     for rank, trained in enumerate(ranks):
@@ -243,7 +250,7 @@ def require_same(job: Job, ranks: list[Trained]) -> None:
 def require_same_evaluation(job: Job, ranks: list[Trained], parameters: list[torch.Tensor]) -> None:
     """Each sample once, outputs in the data set's order, and the mean that one process computes."""
     every = list(range(job.num_samples))
-    assert sorted(sum((rank.evaluated for rank in ranks), [])) == every
+    assert sorted(flat(rank.evaluated for rank in ranks)) == every
     net = make_net(job.seed)
     with torch.no_grad():
         for p, value in zip(net.parameters(), parameters, strict=True):
@@ -293,7 +300,7 @@ def plain_loop(job: Job, windows: list[list[list[int]]]) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     for window in windows:
         total = sum(len(part) for part in window)
-        weights = float(data.weight[sum(window, [])].sum())
+        weights = float(data.weight[flat(window)].sum())
         optimizer.zero_grad()
         for part in window:
             errors = errors_of(net(data.x[part]), data.y[part])
@@ -329,6 +336,6 @@ def micro_batches_of(job: Job, batches: list[list[int]]) -> list[list[list[int]]
 def test_any_job_when_trained_on_one_rank_then_bit_for_bit_the_plain_loop(batch: list[Job]) -> None:
     (results,) = run_ranks(1, train_all, batch, timeout_s=90)
     for job, trained in zip(batch, results, strict=True):
-        windows = micro_batches_of(job, sum(trained.seen, []))
+        windows = micro_batches_of(job, flat(trained.seen))
         wanted = plain_loop(job, windows)
         assert all(torch.equal(a, b) for a, b in zip(trained.parameters, wanted, strict=True)), job

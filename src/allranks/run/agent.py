@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class Agent:
         self._ending_signals: list[float] = []
         self._forwarded_at: dict[int, float] = {}
         self._captures: list[Answer] = []
+        self._asked: queue.SimpleQueue[tuple[dict[str, Any], Sequence[int] | None]] = queue.SimpleQueue()
         self._reported_stop = True
         self._end: Message | None = None
         self._stop_at = _scheduled_stop(options, env)
@@ -98,6 +100,7 @@ class Agent:
     def _turn(self, now: float) -> None:
         """One turn of the loop: what has happened here, then what the hub says."""
         self._poll_ranks()
+        self._send_asked()
         if self.hub is not None:
             self._accept()
             self.hub.tick(now)
@@ -290,7 +293,6 @@ class Agent:
             node_dir=self.node_dir,
             interface=network.interface_of(self.options.local_addr or message["address"]) if several else "",
         )
-        self.guard.job_id = self._place.job_id
         self._reported_stop = False
         try:
             self.local = LocalRanks(
@@ -385,8 +387,15 @@ class Agent:
 
     # -- for the watcher -----------------------------------------------------------------------------------------------
 
-    def ask(self, request: dict[str, Any], node_ranks: list[int] | None = None) -> None:
-        """Talk.ask."""
+    def ask(self, request: dict[str, Any], node_ranks: Sequence[int] | None = None) -> None:
+        """Talk.ask; called in the watcher's thread, done by the loop, which owns the sockets."""
+        self._asked.put((request, node_ranks))
+
+    def _send_asked(self) -> None:
+        while not self._asked.empty():
+            self._send_ask(*self._asked.get())
+
+    def _send_ask(self, request: dict[str, Any], node_ranks: Sequence[int] | None) -> None:
         if self.hub is None or self.hub.attempt is None:
             return
         for node in self.hub.attempt.nodes:

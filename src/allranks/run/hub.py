@@ -436,7 +436,8 @@ class Hub:
         unasked = [e for e in failed if not _as_asked(e, self.asked_to_stop)]
         if unasked:
             self._broadcast("story", text=told.text, color_text=told.text, json=told.to_json())
-        self._end(told.exit_code, "" if unasked else _stopped_text(failed, self.asked_to_stop))
+        code = told.exit_code if told.culprit is not None else 128 + (self.asked_to_stop or 9)
+        self._end(code, "" if unasked else _stopped_text(failed, self.asked_to_stop))
 
     def _end(self, exit_code: int, text: str, *, code: str = "") -> None:
         self._exit_code = exit_code

@@ -141,6 +141,9 @@ class _Launch:
             link = joining.join(
                 self.options, hello, self.say, lambda: next((n for n in signals.take() if n in ENDING), 0)
             )
+        greeting = link.receive()
+        link.put_back(greeting)
+        self.job_id = next((m["job_id"] for m in greeting if m["kind"] == "welcome"), self.job_id)
         return self._run_agent(link, num_cores, hub_parts=None)
 
     def _run_agent(self, link: Link, num_cores: int, hub_parts: tuple[Link, Hello, Path] | None) -> int:
@@ -168,7 +171,7 @@ class _Launch:
         try:
             code = agent.run()
         finally:
-            self._clean(guard, watching, node_dir, (read, write))
+            self._clean(guard, watching, node_dir, (read, write), is_over=agent.exit_code is not None)
         if agent.preempted and self.options.requeue:
             self._requeue()
         return code
@@ -217,8 +220,12 @@ class _Launch:
                 fix="--run-dir DIR, or ALLRANKS_HOME=DIR, where you may write",
             ) from error
 
-    def _clean(self, guard: Guard, watching: Watching, node_dir: Path, pipe: tuple[int, int]) -> None:
+    def _clean(
+        self, guard: Guard, watching: Watching, node_dir: Path, pipe: tuple[int, int], *, is_over: bool
+    ) -> None:
         watching.close()
+        if not is_over:
+            guard.abandon()  # a bug of ours: whatever runs is ended by the guard
         if self.hub is not None:
             _flush([n.link for n in self.hub.nodes])
         if self.server is not None:

@@ -137,4 +137,4 @@ def shared_memory_dir(job_id: str, env: Mapping[str, str]) -> Path:
     """This node's folder for the records and the stop file."""
     shm = Path("/dev/shm")
     base = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(env.get("TMPDIR", "/tmp"))
-    return base / f"allranks-{job_id}"
+    return base / f"allranks-{job_id}-{os.getpid()}"

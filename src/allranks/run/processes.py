@@ -149,7 +149,7 @@ class StopSequence:
         """End what the ranks left behind: first their groups, then whatever carries the job."""
         for rank in self.ranks:
             send(rank.pid, signal.SIGKILL, group=True)
-        left = [p for p in guard.carriers(self.job_id) if state_of(p) not in ("Z", "X", "")]
+        left = [p for p in guard.carriers(self.job_id, os.getpid()) if state_of(p) not in ("Z", "X", "")]
         for pid in left:
             send(pid, signal.SIGKILL)
         return not left or now - self.begun_at > self.grace_s + 2.0
@@ -166,7 +166,15 @@ class Guard:
 
     def start(self) -> None:
         """Start the guard. It holds none of our streams: an ssh session must be able to end."""
-        command = [sys.executable, "-I", "-S", guard.__file__, self.job_id, *map(str, self.paths)]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            guard.__file__,
+            self.job_id,
+            str(os.getpid()),
+            *map(str, self.paths),
+        ]
         env = {k: v for k, v in os.environ.items() if k != "ALLRANKS_JOB"}
         self.process = subprocess.Popen(
             command,
@@ -193,6 +201,15 @@ class Guard:
         """Start it again if it has died."""
         if self.process is not None and self.process.poll() is not None:
             self.start()
+
+    def abandon(self) -> None:
+        """Have it kill everything, as if this process had died."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(3)
+            self.process = None
 
     def done(self) -> None:
         """All is well: let it go without killing anything."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from allranks.core.job import RankExit
@@ -29,6 +29,14 @@ class Story:
     """Equal for two failures that are the same exception at the same place; "" where there is none."""
     by_script: bool = False
     """An exception or an exit code, rather than a signal or the network."""
+    traceback: tuple[str, ...] = ()
+    """The culprit's own, if it raised."""
+
+    def with_verdict(self, code: str, verdict: str) -> Story:
+        """The story with the watcher's word in place of ours: the culprit's traceback stays in front of it."""
+        who = self.culprit
+        first = [f"rank {who.rank} on host {who.host}:", *self.traceback] if who and self.traceback else []
+        return replace(self, code=code, text="\n".join([*first, verdict]))
 
     def to_json(self) -> dict[str, Any]:
         """For --json and run.json."""

@@ -32,6 +32,18 @@ def test_readme_script_when_run_on_two_ranks_then_learns(allranks: RunCommand, t
     assert float(re.findall(r'"accuracy": ([0-9.]+)', last)[0]) > 0.9, last
 
 
+def test_uneven_script_of_the_readme_when_run_then_the_cause_is_named(
+    allranks: RunCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "uneven.py").write_text(python_block(README, "dist.barrier()"))
+    done = allranks("run", "--nproc", "2", "uneven.py", timeout_s=60)
+    assert done.code != 0, done.story()
+    page = README.read_text()
+    told = [line.split(" ")[0] for line in (done.out + done.err).splitlines() if re.match(r"AR\d{3} ", line)]
+    assert told and all(f"\n{code} " in page for code in told), done.story()
+    assert "uneven.py:15" in done.err and "dist.barrier()" in done.err, done.story()
+
+
 def test_ordinary_script_of_the_start_page_when_one_rank_raises_then_the_story_is_the_pages(
     allranks: RunCommand, tmp_path: Path
 ) -> None:

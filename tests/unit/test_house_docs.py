@@ -83,6 +83,13 @@ def test_cause_index_then_lists_the_pages_as_they_are() -> None:
     assert done.stdout == (CAUSES / "README.md").read_text(), "run scripts/list-causes --write"
 
 
+def test_reference_then_says_what_the_docstrings_say() -> None:
+    script = ROOT / "scripts" / "list-reference"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    assert done.stdout == page, "run .venv/bin/python scripts/list-reference --write"
+
+
 def test_version_then_the_changelog_begins_with_it() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)

@@ -1,45 +1,35 @@
-"""How do the ranks come together, and how do they part?
+"""How do the ranks come together?
 
-store            every rank connects to rank 0's store (or torchrun's)
-roll call        every rank writes who it is; whoever has not come by the deadline is named
+store            every rank connects to rank 0's store (or the launcher's)
+roll call        every rank writes who it is; whoever has not come by the deadline is named (roll_call.py)
 process group    torch's own, on the same store, with the timeout for steps
 ...
-parting          the group is destroyed; a rank that leaves with an exception tells the others why first
+parting          parting.py
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage] - torch documents it
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage] - torch documents them
 
 from allranks.comm.devices import backend_for
-from allranks.core.errors import CommError, StartError
+from allranks.comm.membership import Membership
+from allranks.comm.roll_call import call_roll
+from allranks.core.errors import StartError
 from allranks.core.place import Place
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class Membership:
-    """The group this process is in, and the store by which ranks can talk without a collective. None, None when alone."""
-
-    place: Place
-    store: dist.Store | None = None
-    owns_group: bool = False  # we made the group, so we destroy it
-    timeout_s: float = 600.0
-    failed: bool = False
-    _server: Any = field(default=None, repr=False)  # keeps rank 0's store alive
+_SAY_EVERY_S = 10.0
+_joins = 0  # of this process: a second run in it must not find the first one's keys on a store that lives on
 
 
 def join(
@@ -61,35 +51,65 @@ def join(
 
     Raises:
         StartError: AR008 ranks are missing, AR009 two processes say they are the same rank, AR010 ranks disagree on the world size,
-            AR011 the store cannot be reached, AR012 a group exists already with another rank or size.
+            AR011 the store cannot be reached, AR012 a group exists already that does not fit.
     """
     if dist.is_initialized():
         return _adopt(place, timeout_s)
     if place.world_size == 1:
-        return Membership(place)
-    server, store = _connect(place, start_timeout_s)
-    call_roll(place, store, start_timeout_s)
+        return Membership(place, timeout_s=timeout_s)
+    serves = place.rank == 0 and not _launcher_serves()
+    begun = time.monotonic()
+    server = _serve(place, start_timeout_s) if serves else _reach(place, start_timeout_s)
+    # A restarted job meets again on the launcher's store, where the keys of the attempt before still stand.
+    store = PrefixStore(f"allranks/{place.attempt}/{_next_join()}", server)
+    call_roll(place, store, start_timeout_s, begun=begun, serves_store=serves)
     store.set_timeout(timedelta(seconds=start_timeout_s))
     dist.init_process_group(
-        backend or backend_for(device),
+        backend_for(device, backend),
         store=PrefixStore("group", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    return Membership(place, store, owns_group=True, timeout_s=timeout_s, _server=server)
+    return Membership(place, store, True, serves, timeout_s, server)
+
+
+def _launcher_serves() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _next_join() -> int:
+    global _joins
+    _joins += 1
+    return _joins
 
 
 def _adopt(place: Place, timeout_s: float) -> Membership:
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (place.rank, place.world_size):
+        says = f"the launcher's variables say rank {place.rank} of {place.world_size}"
         raise StartError(
             "AR012",
-            f"a process group exists with rank {rank} of {size}, but the launcher's variables say rank {place.rank} of {place.world_size}",
-            fix="call allranks.start() before dist.init_process_group, or not call the latter at all",
+            f"a process group exists with rank {rank} of {size}, but "
+            + (says if place.launcher != "alone" else "RANK and WORLD_SIZE are not set"),
+            fix="leave dist.init_process_group to allranks.start"
+            + (
+                f"; in processes that you start yourself, set RANK={rank} WORLD_SIZE={size} LOCAL_RANK MASTER_ADDR MASTER_PORT first"
+                if place.launcher == "alone"
+                else ""
+            ),
         )
-    return Membership(place, PrefixStore("allranks", _default_store()), owns_group=False, timeout_s=timeout_s)
+    if size > 1 and "cpu:" not in dist.get_backend_config():
+        raise StartError(
+            "AR012",
+            f"a process group exists with the backends {dist.get_backend_config()!r}, and none for tensors on a CPU",
+            fix='dist.init_process_group("cpu:gloo,cuda:nccl"), or leave it to allranks.start',
+        )
+    if size == 1:
+        return Membership(place, timeout_s=timeout_s)
+    store = PrefixStore(f"allranks/{_next_join()}", _default_store())
+    return Membership(place, store, serves_store=rank == 0 and not _launcher_serves(), timeout_s=timeout_s)
 
 
 def _default_store() -> Any:
@@ -98,204 +118,79 @@ def _default_store() -> Any:
     )  # torch has no public name for the store of an existing group
 
 
-def _connect(place: Place, timeout_s: float) -> tuple[Any, dist.Store]:
-    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def _serve(place: Place, timeout_s: float) -> Store:
+    """Rank 0: open the store. It connects to itself by 127.0.0.1: whether MASTER_ADDR leads here is for the others to find out."""
+    _warn_if_elsewhere(place)
     try:
-        server = dist.TCPStore(
-            place.master_addr,
+        return TCPStore(
+            "127.0.0.1",
             place.master_port,
-            is_master=place.rank == 0 and not agent_has_it,
+            is_master=True,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
-    except (RuntimeError, ValueError) as error:  # dist.DistNetworkError is a RuntimeError
+    except RuntimeError as error:  # dist.DistNetworkError is one
         text = str(error).splitlines()[0]
-        in_use = "EADDRINUSE" in str(error) or "in use" in text
+        is_taken = "EADDRINUSE" in str(error) or "in use" in text
         raise StartError(
             "AR011",
-            f"rank {place.rank} cannot {'listen on' if place.rank == 0 and not agent_has_it else 'reach rank 0 at'} "
-            f"{place.master_addr}:{place.master_port}",
-            why=text,
-            fix="another MASTER_PORT: this one is taken"
-            if in_use
-            else "is rank 0 running on that host, and does a firewall let this port through? MASTER_ADDR must be its name or address",
+            f"rank 0 cannot listen on port {place.master_port} of {place.host}",
+            why="another process has this port: another job, or a second rank 0" if is_taken else text,
+            fix="MASTER_PORT=<a free port>, the same on all ranks; one rank 0 only",
         ) from error
-    # A restarted job meets again on torchrun's store, where the keys of the attempt before still stand.
-    return server, PrefixStore(f"allranks/{place.attempt}", server)
 
 
-def call_roll(place: Place, store: Any, timeout_s: float, say_every_s: float = 10.0) -> None:
-    """Wait until every rank has written its name into the store; name those that have not by the deadline. Collective."""
-    me = {"host": place.host, "pid": os.getpid(), "world_size": place.world_size, "torch": torch.__version__}
-    if store.add(f"count/{place.rank}", 1) > 1:
-        other = _read(store, f"here/{place.rank}") if store.check([f"here/{place.rank}"]) else {}
-        raise StartError(
-            "AR009",
-            f"two processes say they are rank {place.rank} of {place.world_size}: pid {me['pid']} on {place.host} and "
-            f"pid {other.get('pid', '?')} on {other.get('host', '?')}",
-            why="likely each node was started with local ranks as if they were ranks, or with the same --node-rank",
-            fix="give each node its own --node-rank",
+def _warn_if_elsewhere(place: Place) -> None:
+    """Warn if MASTER_ADDR is no address of this host: right behind a service address (Kubernetes), else a mistake."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(place.master_addr, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        logger.warning(
+            "MASTER_ADDR=%s does not lead to this host, %s, where rank 0 runs (%s); the others will look for it there",
+            place.master_addr,
+            place.host,
+            error.strerror or error,
         )
-    store.set(f"here/{place.rank}", json.dumps(me))
-    deadline = time.monotonic() + timeout_s
-    say_at = time.monotonic() + say_every_s
-    missing = set(range(place.world_size))
+
+
+def _reach(place: Place, timeout_s: float) -> Store:
+    """Connect to the store, which may not be there yet, nor even the name of its host; say what is missing every 10 s."""
+    begun = time.monotonic()
+    say_at = begun + _SAY_EVERY_S
+    where = (place.master_addr, place.master_port)
     while True:
-        missing = {r for r in missing if not store.check([f"here/{r}"])}
-        if not missing:
-            break
+        try:
+            # torch's own attempts print pages of native stack for each refusal: knock first.
+            socket.create_connection(where, timeout=min(5.0, timeout_s)).close()
+            left = max(1.0, begun + timeout_s - time.monotonic())
+            return TCPStore(*where, is_master=False, timeout=timedelta(seconds=left), wait_for_workers=False)
+        except OSError as error:
+            why = error.strerror or str(error)
+        except RuntimeError as error:  # dist.DistNetworkError is one
+            why = str(error).splitlines()[0]
         now = time.monotonic()
-        if now > deadline:
-            raise _missing(place, store, missing, timeout_s)
+        if now - begun >= timeout_s:
+            raise _unreachable(place, timeout_s, why)
         if now > say_at:
-            say_at = now + say_every_s
+            say_at = now + _SAY_EVERY_S
             logger.warning(
-                "rank %d has waited %.0f s for %s", place.rank, timeout_s - (deadline - now), _names(missing)
+                "rank %d has waited %.0f s for rank 0 at %s:%d: %s", place.rank, now - begun, *where, why
             )
-        time.sleep(0.02 if deadline - now > timeout_s - 5 else 0.25)
-    _compare_sizes(place, store)
+        time.sleep(0.05 if now - begun < 5 else 0.5)
 
 
-def _names(ranks: set[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
-
-
-def _read(store: Any, key: str) -> dict[str, Any]:
-    return json.loads(store.get(key))
-
-
-def _missing(place: Place, store: Any, missing: set[int], timeout_s: float) -> StartError:
-    here = {r: _read(store, f"here/{r}")["host"] for r in range(place.world_size) if r not in missing}
+def _unreachable(place: Place, timeout_s: float, why: str) -> StartError:
+    if "refused" in why:
+        advice = "nobody listens there: is rank 0 running, on that host, with the same MASTER_PORT? Read what it printed"
+    elif "Name or service" in why or "resolution" in why or "No address" in why:
+        advice = f"this host does not know the name {place.master_addr}: give MASTER_ADDR as an address, e.g. 10.0.0.1"
+    else:
+        advice = "does a firewall let this port through? MASTER_ADDR must be the address of rank 0's host as this host sees it"
     return StartError(
-        "AR008",
-        f"{_names(missing)} of {place.world_size} did not arrive in {timeout_s:g} s",
-        why="here are " + ", ".join(f"rank {r} on {h}" for r, h in sorted(here.items())),
-        fix=f"look at what {_names(missing)} printed; start(start_timeout_s=...) waits longer",
+        "AR011",
+        f"rank {place.rank} could not reach rank 0 at {place.master_addr}:{place.master_port} in {timeout_s:g} s",
+        why=why,
+        fix=advice,
     )
-
-
-def _compare_sizes(place: Place, store: Any) -> None:
-    for rank in range(place.world_size):
-        other = _read(store, f"here/{rank}")
-        if other["world_size"] != place.world_size:
-            raise StartError(
-                "AR010",
-                f"rank {place.rank} says the world size is {place.world_size}, rank {rank} on {other['host']} says {other['world_size']}",
-                why="likely two jobs meet on one port, or the nodes were started with different --nnodes or --nproc",
-                fix="the same --nnodes and --nproc on every node, and a port of its own for each job",
-            )
-
-
-def part(membership: Membership, error: BaseException | None) -> BaseException | None:
-    """Leave the group. With an error, tell the others first; without a cause of our own, ask whether another rank failed.
-
-    Not a collective: a rank may part while others are stuck or gone. Takes at most about 3 s.
-
-    Returns:
-        The error to raise instead of `error`, where another rank's failure explains ours; otherwise None.
-    """
-    told: BaseException | None = None
-    if error is not None and membership.store is not None:
-        told = _tell_or_ask(membership, error)
-    if membership.owns_group and dist.is_initialized():
-        # NCCL's destroy waits for collectives in flight, which after a failure may never end; the process' exit frees them.
-        if error is None or "nccl" not in dist.get_backend():
-            dist.destroy_process_group()
-        if error is not None and membership.place.rank == 0:
-            _linger(membership)
-    membership.owns_group = False
-    return told
-
-
-def _is_consequence(error: BaseException) -> bool:
-    """Whether an error may be only the echo of another rank's failure."""
-    text = str(error)
-    return isinstance(error, (dist.DistBackendError, dist.DistNetworkError, CommError)) or (
-        isinstance(error, RuntimeError) and any(sign in text for sign in _ECHOES)
-    )
-
-
-_ECHOES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "gloo",
-    "NCCL",
-    "Timed out waiting",
-    "pair closure",
-)
-
-
-def _tell_or_ask(membership: Membership, error: BaseException) -> BaseException | None:
-    place, store = membership.place, membership.store
-    assert store is not None
-    with contextlib.suppress(Exception):
-        store.set_timeout(timedelta(seconds=2))
-        if not _is_consequence(error):
-            story = {
-                "rank": place.rank,
-                "host": place.host,
-                "error": f"{type(error).__name__}: {error}",
-                "at": _where(error),
-            }
-            store.set(f"failed/{place.rank}", json.dumps(story))
-            return None
-        first = _first_failure(place, store)
-        store.add("read", 1)
-        if first is not None:
-            return CommError(
-                "AR300",
-                f"rank {first['rank']} on host {first['host']} failed first: {first['error']}",
-                why=f"{first['at']}; what this rank saw is a consequence: {str(error).splitlines()[0]}",
-                fix=f"read rank {first['rank']}'s traceback",
-            )
-    return None
-
-
-def _first_failure(place: Place, store: Any) -> dict[str, Any] | None:
-    # The connection breaks a moment before or after the story is written: give it a second.
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        for rank in range(place.world_size):
-            if store.check([f"failed/{rank}"]):
-                return _read(store, f"failed/{rank}")
-        time.sleep(0.02)
-    return None
-
-
-def _linger(membership: Membership) -> None:
-    """Rank 0 holds the store: keep it until the others have read why it left, 2 s at most."""
-    deadline = time.monotonic() + 2.0
-    store: Any = membership.store
-    with contextlib.suppress(Exception):  # nothing may keep a failing rank from ending
-        while time.monotonic() < deadline and store.add("read", 0) < membership.place.world_size - 1:
-            time.sleep(0.02)
-
-
-def _where(error: BaseException) -> str:
-    tb = error.__traceback__
-    last = "unknown line"
-    while tb is not None:
-        code = tb.tb_frame.f_code
-        if "site-packages" not in code.co_filename and f"{os.sep}allranks{os.sep}" not in code.co_filename:
-            last = f"{code.co_filename}:{tb.tb_lineno} in {code.co_name}"
-        tb = tb.tb_next
-    return last
-
-
-def wait_for_key(store: Any, key: str, timeout_s: float, missing: Callable[[], str]) -> bytes:
-    """Wait for a key without a collective, so the group's timeout does not apply.
-
-    Raises:
-        CommError: AR302 with the sentence `missing()` once `timeout_s` is over.
-    """
-    deadline = time.monotonic() + timeout_s
-    pause = 0.005
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            raise CommError(
-                "AR302", f"{missing()} within {timeout_s:g} s", fix="a larger timeout_s, if it is only slow"
-            )
-        time.sleep(pause)
-        pause = min(0.25, pause * 1.5)
-    return store.get(key)

@@ -17,14 +17,21 @@ import os
 import socket
 import warnings
 
+_RANK_AND_SIZE = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # the latter only inside a step of srun
+)
+
 
 def where_am_i() -> str:
     """This process as an error names it: 'rank 1 of 4 on host gpu-a', or only the host outside a job."""
     host = socket.gethostname()
-    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or world_size is None:
-        return f"host {host}"
-    return f"rank {rank} of {world_size} on host {host}"
+    for rank, world_size in _RANK_AND_SIZE:
+        if rank in os.environ and world_size in os.environ:
+            return f"rank {os.environ[rank]} of {os.environ[world_size]} on host {host}"
+    return f"host {host}"
 
 
 class AllranksError(RuntimeError):

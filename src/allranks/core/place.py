@@ -54,7 +54,8 @@ def find_place(env: Mapping[str, str], host: str | None = None) -> Place:
 
     Raises:
         StartError: AR001 a variable is missing, AR002 a value is no number or out of range, AR003 torch's variables contradict
-            Slurm's, AR004 --ntasks without --ntasks-per-node on several nodes, AR006 several hosts under MPI without MASTER_ADDR.
+            Slurm's, AR004 ranks spread unevenly or without --ntasks-per-node over several nodes, AR006 several hosts under MPI
+            without MASTER_ADDR.
     """
     host = host or socket.gethostname()
     for find in (_from_torch, _from_slurm, _from_mpi):
@@ -64,6 +65,13 @@ def find_place(env: Mapping[str, str], host: str | None = None) -> Place:
     reason = "no launcher's variables are set"
     if "SLURM_JOB_ID" in env:
         reason = "inside a Slurm allocation, but not in a step started by srun"
+    if "WORLD_SIZE" in env and _number(env, "WORLD_SIZE", low=1) > 1:
+        raise StartError(
+            "AR001",
+            f"WORLD_SIZE={env['WORLD_SIZE']} set, but not RANK",
+            why="this process cannot tell which of the ranks it is, and must not train as if it were alone",
+            fix="set RANK, too; or start with allranks run, torchrun or srun; or unset WORLD_SIZE to train alone",
+        )
     return Place(0, 1, 0, 1, 0, 1, host, "alone", reason, "127.0.0.1", 0)
 
 
@@ -80,6 +88,19 @@ def _number(env: Mapping[str, str], name: str, low: int = 0) -> int:
             "AR002", f"{name}={value} is below {low}", fix=f"unset {name}, or start with allranks run"
         )
     return value
+
+
+def _port(env: Mapping[str, str], default: int) -> int:
+    if "MASTER_PORT" not in env:
+        return default
+    port = _number(env, "MASTER_PORT", low=1)  # 0 would be another port on every rank
+    if port > 65535:
+        raise StartError(
+            "AR002",
+            f"MASTER_PORT={port} is above 65535, the largest port there is",
+            fix="MASTER_PORT between 1024 and 65535, the same on all ranks",
+        )
+    return port
 
 
 def _check_range(rank: int, world_size: int, rank_name: str, size_name: str) -> None:
@@ -130,14 +151,9 @@ def _from_torch(env: Mapping[str, str], host: str) -> Place | None:
             f"WORLD_SIZE={world_size}, but not MASTER_ADDR and MASTER_PORT",
             fix="export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500, or start with allranks run",
         )
-    port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else 29500
-    if port > 65535:
-        raise StartError(
-            "AR002", f"MASTER_PORT={port} is above 65535", fix="MASTER_PORT between 1024 and 65535"
-        )
-    local_world_size = local_world_size or (
-        world_size if local_rank is None or "GROUP_RANK" not in env else 1
-    )
+    if local_world_size is None:  # set by hand: all on this node, unless a node number says otherwise
+        local_world_size = 1 if "GROUP_RANK" in env and local_rank == 0 else world_size
+        _check_range(local_rank or 0, local_world_size, "LOCAL_RANK", "WORLD_SIZE")
     return Place(
         rank=rank,
         world_size=world_size,
@@ -151,38 +167,59 @@ def _from_torch(env: Mapping[str, str], host: str) -> Place | None:
         launcher=launcher,
         reason="RANK and WORLD_SIZE are set",
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=port,
+        master_port=_port(env, 29500),
         attempt=_number(env, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in env else 0,
     )
 
 
 def _check_against_slurm(env: Mapping[str, str], rank: int, world_size: int) -> None:
     # Only for variables set by hand: under torchrun inside srun, one Slurm task is a node and its number is not a rank.
-    if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env or "SLURM_NTASKS" not in env:
+    if not _is_in_step(env):
         return
-    procid, ntasks = _number(env, "SLURM_PROCID"), _number(env, "SLURM_NTASKS", low=1)
+    name = _ntasks_name(env)
+    procid, ntasks = _number(env, "SLURM_PROCID"), _number(env, name, low=1)
     if ntasks > 1 and (procid, ntasks) != (rank, world_size):
         raise StartError(
             "AR003",
-            f"RANK={rank} WORLD_SIZE={world_size}, but Slurm says SLURM_PROCID={procid} SLURM_NTASKS={ntasks}",
+            f"RANK={rank} WORLD_SIZE={world_size}, but Slurm says SLURM_PROCID={procid} {name}={ntasks}",
             why="likely RANK and WORLD_SIZE were exported in the batch script, so every task got the same",
             fix="unset RANK WORLD_SIZE LOCAL_RANK before srun",
         )
 
 
-def _from_slurm(env: Mapping[str, str], host: str) -> Place | None:
-    # SLURM_PROCID is also set in the batch script itself, where no other task runs: only a step has tasks.
+# Slurm numbers the steps that are no srun's of the user from here: batch script, interactive shell, external processes.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+def _is_in_step(env: Mapping[str, str]) -> bool:
+    """Whether srun started this process: SLURM_PROCID is also set in the batch script, where no other task runs."""
     if "SLURM_PROCID" not in env or "SLURM_NTASKS" not in env or "SLURM_STEP_ID" not in env:
+        return False
+    step = env["SLURM_STEP_ID"]
+    return not (step.isdigit() and int(step) >= _FIRST_SPECIAL_STEP)
+
+
+def _ntasks_name(env: Mapping[str, str]) -> str:
+    # srun --preserve-env (salloc's interactive shell) leaves the job's number in SLURM_NTASKS.
+    return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+
+
+def _from_slurm(env: Mapping[str, str], host: str) -> Place | None:
+    if not _is_in_step(env) or _mpi_differs(env):
         return None
-    rank, world_size = _number(env, "SLURM_PROCID"), _number(env, "SLURM_NTASKS", low=1)
-    _check_range(rank, world_size, "SLURM_PROCID", "SLURM_NTASKS")
-    num_nodes = (
-        _number(env, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in env else "SLURM_NNODES", low=1)
-        if "SLURM_NNODES" in env
-        else 1
-    )
+    ntasks_name = _ntasks_name(env)
+    rank, world_size = _number(env, "SLURM_PROCID"), _number(env, ntasks_name, low=1)
+    _check_range(rank, world_size, "SLURM_PROCID", ntasks_name)
+    if "WORLD_SIZE" in env and _number(env, "WORLD_SIZE", low=1) not in (1, world_size):
+        raise StartError(
+            "AR003",
+            f"WORLD_SIZE={env['WORLD_SIZE']}, but Slurm says {ntasks_name}={world_size}",
+            why="likely exported in the batch script for a different number of tasks per node",
+            fix="unset WORLD_SIZE before srun, and ask for the ranks with --nodes and --ntasks-per-node",
+        )
+    nodes_name = next((n for n in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES") if n in env), None)
+    num_nodes = _number(env, nodes_name, low=1) if nodes_name else 1
     per_node = _tasks_per_node(env, world_size, num_nodes)
-    local_rank = _number(env, "SLURM_LOCALID") if "SLURM_LOCALID" in env else rank % per_node
     nodes = (
         env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or host
     )
@@ -190,50 +227,82 @@ def _from_slurm(env: Mapping[str, str], host: str) -> Place | None:
     return Place(
         rank=rank,
         world_size=world_size,
-        local_rank=local_rank,
+        local_rank=_number(env, "SLURM_LOCALID") if "SLURM_LOCALID" in env else rank % per_node,
         local_world_size=per_node,
         node_rank=_number(env, "SLURM_NODEID") if "SLURM_NODEID" in env else rank // per_node,
         num_nodes=num_nodes,
         host=host,
         launcher="Slurm",
-        reason=f"SLURM_PROCID and SLURM_NTASKS are set in step {job}",
+        reason=f"SLURM_PROCID and {ntasks_name} are set in step {job}",
         master_addr=env.get("MASTER_ADDR") or first_host(nodes),
-        master_port=_number(env, "MASTER_PORT") if "MASTER_PORT" in env else port_of(job),
+        master_port=_port(env, port_of(job)),
         attempt=_number(env, "SLURM_RESTART_COUNT") if "SLURM_RESTART_COUNT" in env else 0,
     )
 
 
 def _tasks_per_node(env: Mapping[str, str], world_size: int, num_nodes: int) -> int:
     """Ranks on this node; an error where Slurm was left to spread them as it liked over several nodes."""
-    if "SLURM_NTASKS_PER_NODE" in env:
-        per_node = _number(env, "SLURM_NTASKS_PER_NODE", low=1)
-        if per_node * num_nodes != world_size:
-            raise StartError(
-                "AR004",
-                f"SLURM_NTASKS={world_size} is not SLURM_NTASKS_PER_NODE={per_node} x SLURM_NNODES={num_nodes}",
-                fix=f"#SBATCH --nodes={num_nodes} --ntasks-per-node={max(1, world_size // num_nodes)}, and no --ntasks",
-            )
-        return per_node
-    if num_nodes > 1:
-        share = max(1, world_size // num_nodes)
+    share = max(1, world_size // num_nodes)
+    fix = f"#SBATCH --nodes={num_nodes} --ntasks-per-node={share}, and no --ntasks"
+    spread = env.get("SLURM_STEP_TASKS_PER_NODE", "")
+    counts = expand_counts(spread)
+    if len(set(counts)) > 1:
+        raise StartError(
+            "AR004",
+            f"SLURM_NTASKS={world_size} ranks lie unevenly on the nodes: SLURM_STEP_TASKS_PER_NODE={spread}",
+            fix=fix,
+        )
+    if num_nodes > 1 and "SLURM_NTASKS_PER_NODE" not in env:
         raise StartError(
             "AR004",
             f"SLURM_NTASKS={world_size} over SLURM_NNODES={num_nodes} nodes, and SLURM_NTASKS_PER_NODE is not set",
             why="with --ntasks alone Slurm may put a different number of ranks on each node"
-            + (f": here {env['SLURM_STEP_TASKS_PER_NODE']}" if "SLURM_STEP_TASKS_PER_NODE" in env else ""),
-            fix=f"#SBATCH --nodes={num_nodes} --ntasks-per-node={share} --gpus-per-node={share}",
+            + (f": here {spread}" if spread else ""),
+            fix=fix,
         )
-    return world_size
+    if counts:
+        return counts[0]  # what srun did, also where it was told other numbers than the batch script
+    if "SLURM_NTASKS_PER_NODE" not in env:
+        return world_size
+    per_node = _number(env, "SLURM_NTASKS_PER_NODE", low=1)
+    if per_node * num_nodes != world_size:
+        raise StartError(
+            "AR004",
+            f"SLURM_NTASKS={world_size} is not SLURM_NTASKS_PER_NODE={per_node} x SLURM_NNODES={num_nodes}",
+            fix=fix,
+        )
+    return per_node
+
+
+def expand_counts(text: str) -> list[int]:
+    """Slurm's short form of one number per node: '2(x3),1' gives [2, 2, 2, 1]; [] for what is no such form."""
+    counts: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            return []
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _mpi_differs(env: Mapping[str, str]) -> bool:
+    """Whether mpirun started this process inside a Slurm step: then the step's tasks are mpirun's own daemons."""
+    names = _mpi_names(env)
+    if names is None:
+        return False
+    numbers = (env[names[0]], env[names[1]])
+    return numbers != (env["SLURM_PROCID"], env[_ntasks_name(env)])
 
 
 def _from_mpi(env: Mapping[str, str], host: str) -> Place | None:
-    names = next((n for n in _MPI_NAMES if n[0] in env and n[1] in env), None)
+    names = _mpi_names(env)
     if names is None:
         return None
     rank, world_size = _number(env, names[0]), _number(env, names[1], low=1)
     _check_range(rank, world_size, names[0], names[1])
     local_rank = _number(env, names[2]) if names[2] in env else rank
     local_size = _number(env, names[3], low=1) if names[3] in env else world_size
+    _check_range(local_rank, local_size, names[2], names[3])
     addr = env.get("MASTER_ADDR") or ("127.0.0.1" if local_size == world_size else "")
     if not addr:
         raise StartError(
@@ -253,8 +322,12 @@ def _from_mpi(env: Mapping[str, str], host: str) -> Place | None:
         launcher="MPI",
         reason=f"{names[0]} and {names[1]} are set",
         master_addr=addr,
-        master_port=_number(env, "MASTER_PORT") if "MASTER_PORT" in env else port_of(job),
+        master_port=_port(env, port_of(job)),
     )
+
+
+def _mpi_names(env: Mapping[str, str]) -> tuple[str, str, str, str] | None:
+    return next((n for n in _MPI_NAMES if n[0] in env and n[1] in env), None)
 
 
 # rank, world size, local rank, local world size: Open MPI, then MPICH and Intel MPI (hydra)
@@ -275,6 +348,6 @@ def port_of(job: str) -> int:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: 'gpu[03-05,9],login' gives 'gpu03'."""
-    match = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", nodelist.strip())
-    return "".join(part or "" for part in match.groups()) if match else nodelist
+    """The first host of a Slurm node list: 'gpu[03-05,9],login' gives 'gpu03', 'r[1-2]n[3-4]' gives 'r1n3'."""
+    first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodelist.strip())
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first.group() if first else nodelist)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from allranks.comm import values
-from allranks.comm.joining import wait_for_key
-from allranks.core.errors import CommError, UsageError
+from allranks.comm.membership import wait_for_key
+from allranks.core.errors import CommError
 from allranks.metrics.sinks import plain_value
 from allranks.train.state import RunState
 
@@ -21,14 +22,17 @@ class Deciding(RunState):
 
     def any(self, flag: object) -> bool:
         """Whether the flag is true on at least one rank. Collective."""
+        self._require_open("any")
         return values.any_rank(flag)
 
     def all(self, flag: object) -> bool:
         """Whether the flag is true on all ranks. Collective."""
+        self._require_open("all")
         return values.every_rank(flag)
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value on every rank, for decisions such as a name, a threshold or a best score. Collective."""
+        self._require_open("agree")
         return values.from_rank_zero(value)
 
     def stop(self, reason: str) -> None:
@@ -50,17 +54,25 @@ class Deciding(RunState):
         """Wait for all ranks. Collective.
 
         Raises:
-            CommError: AR302 with the ranks that have not come, after `timeout_s` (the run's timeout for steps if not given).
+            CommError: AR021 with the ranks that have not come, after `timeout_s` (the run's timeout for steps if not given); AR020
+                another rank failed.
         """
+        self._require_open("barrier")
         store: Any = self._membership.store
         if store is None:
             return
         self._barriers[name] = number = self._barriers.get(name, 0) + 1
         key = f"barrier/{name}/{number}"
         store.set(f"{key}/{self.rank}", b"1")
-        limit = self._membership.timeout_s if timeout_s is None else timeout_s
+        limit, begun = self._membership.timeout_s if timeout_s is None else timeout_s, time.monotonic()
         for rank in range(self.world_size):
-            wait_for_key(store, f"{key}/{rank}", limit, lambda: f"{name}: {self._missing(key)} did not come")
+            wait_for_key(
+                self._membership,
+                f"{key}/{rank}",
+                limit,
+                lambda: f"{name}: {self._missing(key)} did not come",
+                begun=begun,
+            )
 
     def _missing(self, key: str) -> str:
         store: Any = self._membership.store
@@ -73,7 +85,15 @@ class Deciding(RunState):
 
         For downloads, tokenizing, building caches: the others wait on a key and not in a collective, so the work may outlast the
         timeout for steps by saying how long it may take. A failure of rank 0 is raised on all.
+
+        Args:
+            what: For messages: "the download".
+            timeout_s: How long the others wait; the run's timeout for steps if not given.
+
+        Raises:
+            CommError: AR020 rank 0 failed, AR021 rank 0 has not finished in time.
         """
+        self._require_open("rank_zero_first")
         store: Any = self._membership.store
         if store is None:
             yield True
@@ -84,14 +104,19 @@ class Deciding(RunState):
             try:
                 yield True
             except BaseException as error:
-                store.set(key, f"{type(error).__name__}: {error}".encode())
+                store.set(key, (f"{type(error).__name__}: {error}".splitlines() or [""])[0].encode())
                 raise
             store.set(key, b"")
             return
         limit = self._membership.timeout_s if timeout_s is None else timeout_s
-        failure = wait_for_key(store, key, limit, lambda: f"rank 0 has not finished {what}").decode()
+        missing = f"rank 0 has not finished {what}"
+        failure = wait_for_key(self._membership, key, limit, lambda: missing).decode()
         if failure:
-            raise CommError("AR300", f"rank 0 failed in {what}: {failure}", fix="read rank 0's traceback")
+            raise CommError(
+                "AR020",
+                f"rank 0 failed in {what}: {failure}",
+                fix="read the traceback of rank 0: the cause is there",
+            )
         yield False
 
     def log(self, values_: dict[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
@@ -104,14 +129,11 @@ class Deciding(RunState):
             step: The update they belong to; run.updates if not given.
         """
         if not self._is_open:
-            raise UsageError(
-                "AR100",
-                "run.log after the run has ended",
-                fix="keep it inside `with allranks.start(...) as run:`",
-            )
+            self._require_open("log")
         if not self.is_rank_zero:
             return
         plain_values = {k: plain_value(k, v) for k, v in {**(values_ or {}), **more}.items()}
+        self._logged.update(plain_values)
         if self._sinks is None:
             self._sinks = self._make_sinks()
         for sink in self._sinks:

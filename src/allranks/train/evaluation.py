@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from allranks.comm import values
+from allranks.comm import gradients, values
 from allranks.core.errors import UsageError
 from allranks.data import RankLoader
 from allranks.train.state import RunState
@@ -29,6 +29,7 @@ class Evaluating(RunState):
             models: Those to switch; all of the run's if none is given.
             ema: Evaluate with these averaged weights in place of their model's.
         """
+        self._require_open("evaluate")
         chosen = [plain(m) for m in models] or [plain(m) for m in self.models.values()]
         modes = [(part, part.training) for m in chosen for part in m.modules()]
         self.settle()
@@ -56,14 +57,18 @@ class Evaluating(RunState):
         Returns:
             A Python number for scalars, else a tensor. Ranks whose iterable is empty count 0.
         """
+        self._require_open("sum")
         return values.total(values_)
 
     def mean(self, values_: Any, /, weight: Any = None) -> Any:
         """The mean over all ranks, weighted by `weight` (e.g. samples); a mapping is averaged entry by entry. Collective."""
+        self._require_open("mean")
         return values.average(values_, weight)
 
     def gather(self, rows: Any, /, *, loader: RankLoader | None = None) -> Any:
-        """All ranks' rows on every rank, in the data set's order. Collective.
+        """All ranks' rows on every rank, in the data set's order. Collective, and so is the backward through it.
+
+        A loss over gathered rows, the same on every rank, gets the gradient of one device: each rank's rows get theirs.
 
         Args:
             rows: This rank's outputs: a tensor (rows, ...), a list of such (one a batch), or a list of any objects.
@@ -73,13 +78,17 @@ class Evaluating(RunState):
         Returns:
             A tensor (total rows, ...), or a list of objects.
         """
+        self._require_open("gather")
         if isinstance(rows, (list, tuple)) and rows and all(isinstance(r, torch.Tensor) for r in rows):
             rows = torch.cat([r.reshape(1) if r.ndim == 0 else r for r in rows])
         is_tensor, sample = self._kind_of_rows(rows)
         if is_tensor:
             if not isinstance(rows, torch.Tensor):
                 rows = sample.new_zeros((0, *sample.shape[1:]))
-            parts = values.gather_rows(rows)
+            training = self._stepper.micro_batch
+            if self._last_evaluated is None and training is not None and training.num_samples == 0:
+                rows = rows[:0]  # a stand-in's rows are another rank's
+            parts = gradients.gather_rows(rows)
             num_rows = rows.shape[0] if rows.ndim else 1
         else:
             parts = values.gather_objects(list(rows))
@@ -116,10 +125,9 @@ class Evaluating(RunState):
     def _order_of(self, num_rows: int, loader: RankLoader | None) -> list[int] | None:
         """Where each data-set position's row lies among the gathered rows; None to leave them in rank order. Collective."""
         chosen = loader if loader is not None else self._last_evaluated
-        mine = (
-            [p for chunk in self._positions.get(id(chosen), []) for p in chunk] if chosen is not None else []
-        )
-        fits = values.every_rank(len(mine) == num_rows) if chosen is not None else False
+        # A rank may not have begun the pass, for lack of a batch: every rank takes part in the vote all the same.
+        mine = [p for chunk in self._positions.get(id(chosen), []) for p in chunk]
+        fits = values.every_rank(len(mine) == num_rows)
         if not fits:
             if loader is not None:
                 raise UsageError(

@@ -55,7 +55,8 @@ class Pause:
         stop_file: Path | None = None,
         poll_s: float = POLL_S,
     ) -> None:
-        self._rank, self._world_size, self._store = rank, world_size, store
+        self._rank, self._world_size = rank, world_size
+        self._store: Any = store
         self._synchronize, self._stop_file, self._poll_s = synchronize, stop_file, poll_s
         self._stop: str | None = None
         self._save = False
@@ -160,6 +161,7 @@ class Pause:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._store = None  # rank 0's store, and its port, end with the run
 
     def _watch(self) -> None:
         while not self._closing.wait(self._poll_s):

@@ -14,7 +14,9 @@ import torch
 
 from allranks.comm import values
 from allranks.comm.devices import pick_device
-from allranks.comm.joining import join, part
+from allranks.comm.joining import join
+from allranks.comm.membership import Membership
+from allranks.comm.parting import part
 from allranks.comm.threads import share_threads
 from allranks.core.errors import StartError, UsageError
 from allranks.core.place import Place, find_place
@@ -46,6 +48,7 @@ def start(
     deterministic: bool | None = None,
     tensorboard: bool | None = None,
     sinks: tuple[Sink, ...] = (),
+    resume: str | os.PathLike[str] = "auto",
 ) -> Iterator[Run]:
     """Join the ranks of this job, or be alone, for the block. **Collective**: all ranks enter and leave it.
 
@@ -67,6 +70,8 @@ def start(
         deterministic: True allows only algorithms that repeat bit for bit; slower on GPUs; None leaves torch's setting.
         tensorboard: Write TensorBoard events too; None does if it is installed.
         sinks: More trackers for run.log.
+        resume: "auto" goes on from the newest good checkpoint of the run directory, if there is one; a path takes that one where the run
+            directory has none; "never" begins anew.
 
     Raises:
         StartError: AR001 to AR012, see core/place.py and comm/joining.py; AR007 another run is open.
@@ -108,6 +113,7 @@ def start(
                 micro_batch_size=micro_batch_size,
                 make_sinks=lambda: [*default_sinks(folder, tensorboard), *sinks],
             )
+            run.resume_from = os.fspath(resume)
             _open_runs.append(run)
             _say(place, chosen, thread_note, folder)
             yield run
@@ -118,11 +124,26 @@ def start(
                 raise told from raised
             raise
         finally:
-            if run is not None:
-                run.close()
-                _open_runs.remove(run)
-            if error is None or _is_clean_exit(error):
-                part(membership, None)
+            is_failing = error is not None and not _is_clean_exit(error)
+            with contextlib.nullcontext() if is_failing else _parting(membership):
+                if run is not None:
+                    _open_runs.remove(run)
+                    run.close(failing=is_failing)
+
+
+@contextlib.contextmanager
+def _parting(membership: Membership) -> Iterator[None]:
+    """Part in good order after the block, or with its error; another rank's failure is raised here, too."""
+    try:
+        yield
+    except BaseException as error:
+        told = part(membership, error)
+        if told is not None:
+            raise told from error
+        raise
+    told = part(membership, None)
+    if told is not None:
+        raise told
 
 
 def _is_clean_exit(error: BaseException) -> bool:

@@ -80,7 +80,7 @@ def make_loader(
         batch_sampler=batch_sampler,
         seed=seed,
         train=train,
-        num_workers=num_workers if isinstance(num_workers, int) else None,
+        num_workers=num_workers,
         collate_fn=collate_fn,
         worker_init_fn=worker_init_fn,
         pin_memory=pin_memory,
@@ -135,9 +135,7 @@ def _stream_source(
     sharded: bool | None,
     exchange: Exchange | Literal["auto"] | None,
 ) -> Source:
-    num_workers = wanted.num_workers
-    if num_workers is None:
-        num_workers = auto_num_workers(local_world_size, device.type)
+    num_workers = _num_workers(wanted, local_world_size, device)
     settings = wanted.settings(num_workers, device)
     division = division_of(wanted.dataset, sharded)
     if sharded is None:
@@ -180,11 +178,18 @@ def _order(wanted: Wanted) -> Order:
 
 
 def _engine(wanted: Wanted, rank: int, local_world_size: int, device: torch.device) -> Engine:
-    in_memory = is_free_of_randomness(wanted.dataset)
-    if is_tensors(wanted.dataset, wanted.collate_fn) and not wanted.num_workers:
-        return TensorEngine(wanted.dataset)
-    num_workers = wanted.num_workers
-    if num_workers is None:
-        num_workers = 0 if in_memory else auto_num_workers(local_world_size, device.type)
+    is_quiet = is_free_of_randomness(wanted.dataset)
+    asks_for_workers = isinstance(wanted.num_workers, int) and wanted.num_workers > 0
+    if is_tensors(wanted.dataset, wanted.collate_fn) and not asks_for_workers:
+        pinned = device.type == "cuda" and wanted.pin_memory is not False
+        return TensorEngine(wanted.dataset, pin_memory=pinned)
+    # Tensors in memory: sending a batch to another process costs more than cutting it.
+    num_workers = 0 if is_quiet and not asks_for_workers else _num_workers(wanted, local_world_size, device)
     settings = wanted.settings(num_workers, device)
-    return SampleEngine(wanted.dataset, settings, seed=wanted.seed, rank=rank, is_seeded=not in_memory)
+    return SampleEngine(wanted.dataset, settings, rank=rank, is_seeded=not is_quiet)
+
+
+def _num_workers(wanted: Wanted, local_world_size: int, device: torch.device) -> int:
+    if isinstance(wanted.num_workers, int):
+        return wanted.num_workers
+    return auto_num_workers(local_world_size, device.type)

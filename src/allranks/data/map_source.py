@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from allranks.data.batch import MicroBatch
 from allranks.data.order import Order, WholeOrder, Window
 from allranks.data.plan import Plan
@@ -62,7 +64,8 @@ class MapSource:
         for window in windows:
             if self.fingerprint is None:
                 first = window.order[window.start : window.start + window.size]
-                self.fingerprint = zlib.crc32(repr(list(first)).encode())
+                listed = first.tolist() if isinstance(first, torch.Tensor) else list(first)
+                self.fingerprint = zlib.crc32(repr(listed).encode())
             yield window
 
     def close(self) -> None:

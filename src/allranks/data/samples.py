@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from allranks.data.batch import MicroBatch
 from allranks.data.randomness import KeptRandomness, mix, seed_all
 from allranks.data.settings import LoaderSettings
-from allranks.data.worker_life import WorkerStart, start_workers, stop_workers
+from allranks.data.worker_life import WorkerStart
+from allranks.data.worker_pool import WorkerPool
 
 Request = tuple[list[Any], int, int]
 _COLLATE = 0x636F6C6C
@@ -84,15 +85,12 @@ def as_it_is(batch: Any) -> Any:
 class SampleEngine:
     """Reads a map-style data set through a DataLoader."""
 
-    def __init__(
-        self, dataset: Any, settings: LoaderSettings, *, seed: int, rank: int, is_seeded: bool
-    ) -> None:
+    def __init__(self, dataset: Any, settings: LoaderSettings, *, rank: int, is_seeded: bool) -> None:
         self._requests = _Requests()
         self._generator = torch.Generator()
-        self._seed, self._rank, self._workers = seed, rank, []
+        self._rank = rank
         self._dataset = SampleReader(dataset, settings.collate_fn, is_seeded=is_seeded)
-        self._settings = settings
-        self._loader: DataLoader[Any] = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             self._dataset,  # pyright: ignore[reportArgumentType]
             batch_sampler=self._requests,  # pyright: ignore[reportArgumentType]
             collate_fn=as_it_is,
@@ -100,6 +98,7 @@ class SampleEngine:
             worker_init_fn=WorkerStart(dataset, settings.worker_init_fn) if settings.num_workers else None,
             **settings.torch_arguments(),
         )
+        self._pool = WorkerPool(loader, stay=settings.persistent_workers)
 
     def batches(self, plan: Iterable[MicroBatch], seed: int) -> Iterator[tuple[MicroBatch, Any]]:
         """The micro-batches of a plan with their data, in order."""
@@ -108,19 +107,11 @@ class SampleEngine:
         requests.asked.clear()
         # The DataLoader draws its workers' seed from this generator, not from the user's.
         self._generator.manual_seed(mix(seed, self._rank))
-        source, workers = start_workers(self._loader)
-        self._workers = workers or self._workers
         asked = requests.asked
-        try:
+        with self._pool.epoch() as source:
             for data in source:
                 yield asked.popleft(), data
-        finally:
-            requests.plan = ()
-            if not self._settings.persistent_workers:
-                del source
-                self.close()
 
     def close(self) -> None:
         """End the loader workers."""
-        workers, self._workers = self._workers, []
-        stop_workers(self._loader, workers)
+        self._pool.stop()

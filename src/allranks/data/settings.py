@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import (
@@ -69,7 +69,7 @@ class Wanted:
     batch_sampler: Iterable[Any] | None = None
     seed: int = 0
     train: bool | None = None
-    num_workers: int | None = None  # None: choose
+    num_workers: int | Literal["auto"] | None = None
     collate_fn: Callable[..., Any] | None = None
     worker_init_fn: Callable[[int], Any] | None = None
     pin_memory: bool | None = None
@@ -144,7 +144,7 @@ def _adopt(loader: DataLoader[Any], world_size: int, given: Wanted) -> Wanted:
         given.num_workers = loader.num_workers
     if given.pin_memory is None and loader.pin_memory:
         given.pin_memory = True
-    if given.persistent_workers is None and loader.num_workers:
+    if given.persistent_workers is None and given.num_workers:
         given.persistent_workers = loader.persistent_workers or None
     if given.prefetch_factor is None and given.num_workers:
         given.prefetch_factor = loader.prefetch_factor

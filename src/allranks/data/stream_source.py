@@ -25,7 +25,8 @@ from allranks.data.samples import as_it_is
 from allranks.data.settings import LoaderSettings
 from allranks.data.shares import ceil_div, num_micro_of, split
 from allranks.data.stream_reader import Piece, StreamReader, part_sizes
-from allranks.data.worker_life import WorkerStart, start_workers, stop_workers
+from allranks.data.worker_life import WorkerStart
+from allranks.data.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,10 @@ class StreamSource:
         self.fingerprint: int | None = None
         self.num_samples: int | None = None  # a stream may be longer or shorter than its data set says
         self._generator = torch.Generator()
-        self._workers: list[Any] = []
         if settings.persistent_workers:
             reader.share_control()
         start = WorkerStart(reader.dataset, settings.worker_init_fn, as_one_of=self._as_one_of())
-        self._loader: DataLoader[Any] = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             reader,
             batch_size=None,
             collate_fn=as_it_is,
@@ -64,6 +64,7 @@ class StreamSource:
             worker_init_fn=start if settings.num_workers else None,
             **settings.torch_arguments(),
         )
+        self._pool = WorkerPool(loader, stay=settings.persistent_workers)
 
     @property
     def is_divided_by_data_set(self) -> bool:
@@ -107,14 +108,8 @@ class StreamSource:
         self.reader.saved = saved
         self.reader.begin_at(position)
         self._generator.manual_seed(mix(self.reader.seed, position.epoch, position.pass_, self.plan.rank))
-        source, workers = start_workers(self._loader)
-        self._workers = workers or self._workers
-        try:
+        with self._pool.epoch() as source:
             yield from source
-        finally:
-            if not self.settings.persistent_workers:
-                del source
-                self.close()
 
     def _of_whole(self, position: Position, saved: Any) -> Iterator[tuple[MicroBatch, Any]]:
         size = self.plan.global_batch_size
@@ -251,8 +246,7 @@ class StreamSource:
 
     def close(self) -> None:
         """End the loader workers."""
-        workers, self._workers = self._workers, []
-        stop_workers(self._loader, workers)
+        self._pool.stop()
 
 
 def _windows_of(pieces: Iterator[Piece], length: int) -> Iterator[list[Piece]]:

@@ -42,30 +42,34 @@ def is_free_of_randomness(dataset: Any) -> bool:
 class TensorEngine:
     """Gives the batches that DataLoader with default_collate would give: a list with one tensor per tensor."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, pin_memory: bool = False) -> None:
         chosen: torch.Tensor | None = None
         while type(dataset) is Subset:
             picked = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
             chosen = picked if chosen is None else picked[chosen]
             dataset = dataset.dataset
         self.tensors: tuple[torch.Tensor, ...] = dataset.tensors
-        self.chosen = chosen
+        self.chosen, self.pin_memory = chosen, pin_memory
 
     def batches(self, plan: Iterable[MicroBatch], seed: int) -> Iterator[tuple[MicroBatch, Any]]:
-        tensors, chosen = self.tensors, self.chosen
+        """The micro-batches of a plan with their data, in order."""
         for each in plan:
-            picked = each.slice_to_load()
-            if isinstance(picked, range) and picked.step == 1 and chosen is None:
-                # A copy, as default_collate makes one: the loop may change its batch in place.
-                yield each, [t[picked.start : picked.stop].clone() for t in tensors]
-                continue
-            index = picked if isinstance(picked, torch.Tensor) else torch.as_tensor(list(picked))
-            if chosen is not None:
-                index = chosen[index]
-            yield (
-                each,
-                [t.index_select(0, index if t.device.type == "cpu" else index.to(t.device)) for t in tensors],
-            )
+            data = self._cut(each.slice_to_load())
+            if self.pin_memory:
+                data = [t.pin_memory() if t.device.type == "cpu" else t for t in data]
+            yield each, data
+
+    def _cut(self, picked: Any) -> list[torch.Tensor]:
+        chosen = self.chosen
+        if isinstance(picked, range) and chosen is None:
+            # A copy, as default_collate makes one: the loop may change its batch in place.
+            return [t[picked.start : picked.stop].clone() for t in self.tensors]
+        index = picked if isinstance(picked, torch.Tensor) else torch.as_tensor(list(picked))
+        if chosen is not None:
+            index = chosen[index]
+        return [
+            t.index_select(0, index if t.device.type == "cpu" else index.to(t.device)) for t in self.tensors
+        ]
 
     def close(self) -> None:
         """Nothing to end."""

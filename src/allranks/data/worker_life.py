@@ -1,4 +1,4 @@
-"""What happens when a loader worker starts and ends?
+"""What does a loader worker do when it starts?
 
 A worker is seeded (torch, random, numpy), shows the user's data set in get_worker_info(), dies with its rank, and leaves
 signals that are meant for the rank to the rank: a SIGTERM to the whole process group must not end the workers before
@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import get_worker_info
 
-from allranks.core.errors import UsageError
 from allranks.data.randomness import mix, seed_all
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -71,10 +68,14 @@ class WorkerStart:
 
 
 def leave_signals_to_the_rank() -> None:
-    """Ignore SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 in this worker, except where C code (faulthandler) waits for one."""
+    """Ignore SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 in this worker, except where C code (faulthandler) waits for one.
+
+    torch's own handler of SIGTERM ends the worker at once, whoever sent it; WorkerPool does not rely on it.
+    """
     caught = _caught_in_c()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        if callable(signal.getsignal(number)) or not caught & (1 << (number - 1)):
+        in_c = caught & (1 << (number - 1)) and not callable(signal.getsignal(number))
+        if number == signal.SIGTERM or not in_c:
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -84,34 +85,3 @@ def _caught_in_c() -> int:
             if line.startswith("SigCgt:"):
                 return int(line.split()[1], 16)
     return 0
-
-
-def start_workers(loader: DataLoader[Any]) -> tuple[Iterator[Any], list[Any]]:
-    """Begin an epoch of a DataLoader; also the processes that this started."""
-    if loader.num_workers == 0:
-        return iter(loader), []
-    before = {process.pid for process in multiprocessing.active_children()}
-    try:
-        source = iter(loader)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if "pickle" not in str(error):
-            raise
-        raise UsageError(
-            "AR138",
-            f"the loader workers cannot be started: {error}",
-            why="the start method of the workers pickles the data set, collate_fn and worker_init_fn",
-            fix="functions at the top level of a module instead of lambdas, or num_workers=0",
-        ) from error
-    return source, [p for p in multiprocessing.active_children() if p.pid not in before]
-
-
-def stop_workers(loader: DataLoader[Any], workers: list[Any]) -> None:
-    """End a DataLoader's workers; one that does not end in 5 s is killed, since it ignores SIGTERM."""
-    # torch keeps persistent workers' iterator here and ends them when it is dropped; there is no public way.
-    if getattr(loader, "_iterator", None) is not None:
-        loader._iterator = None
-    for process in workers:
-        process.join(5)
-        if process.is_alive():
-            process.kill()
-            process.join()

@@ -169,8 +169,12 @@ def run_command(start_command: StartCommand) -> RunCommand:
         env: Mapping[str, str] | None = None,
         may_leave: bool = False,
     ) -> Done:
-        done = start_command(*args, cwd=cwd, env=env).finish(timeout_s)
+        command = start_command(*args, cwd=cwd, env=env)
+        done = command.finish(timeout_s)
         assert not done.timed_out, done.story()
+        # Records of a job are memory; the name ends with the agent's pid (run/preflight.py).
+        records = [str(path) for path in Path("/dev/shm").glob(f"allranks-*-{command.process.pid}")]
+        assert may_leave or not records, f"shared memory left: {records}\n{done.story()}"
         assert may_leave or not done.left_behind, f"left running: {done.left_behind}\n{done.story()}"
         return done
 

@@ -17,7 +17,7 @@ from support.processes import children_of, describe, kill, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 # pytest's own, changed around every phase of a test.
-PYTEST_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION"})
+PYTEST_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION", "TORCHINDUCTOR_CACHE_DIR"})
 PATIENCE_S = 1.5
 # Caches of tools; everything else that appears in the tree was written by the test.
 IGNORED_IN_TREE = frozenset({".git", ".venv", "__pycache__", ".hypothesis", ".pytest_cache", ".ruff_cache"})

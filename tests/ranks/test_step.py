@@ -202,10 +202,8 @@ def train_heads(folder: str, case: str) -> list[torch.Tensor]:
         # weight decay moves a parameter whose gradient is zero, but not one whose gradient is None
         run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1))
         loader = run.loader(points(32), train=True)
-        step = 0
-        for x, y in loader:
+        for step, (x, y) in enumerate(loader):
             run.step(F.mse_loss(model(x, uses_b(case, run.rank, step)), y))
-            step += 1
         return parameters_of(model)
 
 

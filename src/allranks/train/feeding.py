@@ -69,8 +69,9 @@ class Feeding(RunState):
     def _on_batch(self, loader: RankLoader, batch: MicroBatch) -> None:
         stepper, window = self._stepper, self._window
         if not loader.is_training:
-            if self._evaluating is not loader:  # a new pass
-                self._evaluating = self._last_evaluated = loader
+            if loader not in self._evaluating:  # a new pass
+                self._evaluating.append(loader)
+                self._last_evaluated = loader
                 self._positions[id(loader)] = []
                 window.local += 1
             self._positions[id(loader)].append(batch.positions)
@@ -78,7 +79,7 @@ class Feeding(RunState):
         if not self._is_seeded_per_rank:
             self.seed_per_rank()
         self._require_stepped(loader)
-        self._training_loader = loader
+        self._training_loader, self._last_evaluated = loader, None
         stepper.micro_batch, stepper.stepped = batch, False
         window.is_last, window.num_samples = batch.is_last, batch.num_samples
 
@@ -103,16 +104,16 @@ class Feeding(RunState):
 
     def _on_end(self, loader: RankLoader) -> None:
         if not loader.is_training:
-            if self._evaluating is loader:
-                self._evaluating, self._window.local = None, self._window.local - 1
+            if loader in self._evaluating:
+                self._evaluating.remove(loader)
+                self._window.local -= 1
+            else:  # a pass that had no batch for this rank
+                self._last_evaluated, self._positions[id(loader)] = loader, []
             return
         if self._training_loader is loader:
             self._stepper.micro_batch, self._stepper.stepped = None, True
             self._training_loader, self._steps_in_pass = None, 0
             self._window.is_last, self._window.num_samples = True, None
-
-    _evaluating: RankLoader | None = None
-    _steps_in_pass = 0
 
     def seed_per_rank(self) -> None:
         """Part the ranks' random streams, for dropout and augmentation; called by itself when training begins."""

@@ -225,7 +225,7 @@ class Run(Feeding, Saving, Evaluating, Deciding):
         """
         if not self._is_open:
             self._require_open("step")
-        if self._evaluating is not None or self._window.local:
+        if self._window.local:
             raise UsageError(
                 "AR107",
                 "step inside an evaluation: the last batch came from a loader made for evaluation, or run.evaluate is open",

@@ -55,7 +55,7 @@ class RunState:
             world_size=place.world_size, device=device, precision=precision, window=self._window
         )
         self._training_loader: RankLoader | None = None
-        self._evaluating: RankLoader | None = None  # the evaluation loader that is being iterated
+        self._evaluating: list[RankLoader] = []  # evaluation loaders that are being iterated
         self._last_evaluated: RankLoader | None = None
         self._positions: dict[
             int, list[Any]

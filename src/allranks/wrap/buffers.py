@@ -22,7 +22,7 @@ class BufferSync:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.changing: list[str] = []  # broadcast after every update
-        self._versions = self._look()
+        self._versions: dict[str, tuple[int, int]] | None = None
 
     def _owners(self) -> list[tuple[str, nn.Module, str]]:
         return [
@@ -40,13 +40,18 @@ class BufferSync:
             if not isinstance(owner, _NormBase)
         }
 
+    def note(self) -> None:
+        """Before the first forward of training: what the buffers are like untouched."""
+        if self._versions is None:
+            self._versions = self._look()
+
     def find_changing(self) -> None:
         """After an update: agree on the buffers that some rank's forward changed. Collective."""
-        now = self._look()
+        now, before = self._look(), self._versions or {}
         if not now:
             return
         names = sorted(now)
-        changed = torch.tensor([int(now[n] != self._versions.get(n)) for n in names], dtype=torch.int32)
+        changed = torch.tensor([int(now[n] != before.get(n, now[n])) for n in names], dtype=torch.int32)
         if dist.is_initialized():
             dist.all_reduce(changed, op=dist.ReduceOp.MAX)
         self.changing = [n for n, c in zip(names, changed.tolist(), strict=True) if c]

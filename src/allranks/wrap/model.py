@@ -59,6 +59,7 @@ class Model(nn.Module):
         self._world_size = world_size
         self.buffers_sync = BufferSync(plain(self.module))
         self.pending = False  # a forward prepared DDP for a backward that has not come yet
+        self._is_noted = False
         self.is_reduced = False  # the backward of this update averaged the gradients already
         self.name = name
         self._joined: list[int] | None = (
@@ -104,6 +105,9 @@ class Model(nn.Module):
                     self._wrap()  # frozen or unfrozen since: DDP only knows what was trainable when it was built
                     replica = self.replica
                 self.pending = True
+            if not self._is_noted:
+                self._is_noted = True
+                self.buffers_sync.note()
             if replica is not None:
                 replica.require_backward_grad_sync = window.is_last
                 target = replica

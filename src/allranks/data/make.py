@@ -65,9 +65,47 @@ def make_loader(
     on_end: Callable[[], None] | None = None,
     name: str = "",
 ) -> RankLoader:
-    """This rank's part of a data set, or of what an existing DataLoader gives.
+    """This rank's part of a data set, or of what an existing DataLoader gives, on this rank's device.
 
-    Not a collective, but all ranks must pass the same.
+    Global batch g is the g-th slice of one order of the data set, the same on any number of ranks; each rank takes its
+    share of it. Not a collective: only iterating is, in training. All ranks must pass the same arguments but `rank`.
+
+    Args:
+        source: A data set with indices, an iterable data set, or a DataLoader, whose settings are kept where no argument
+            here says otherwise.
+        rank: This rank.
+        world_size: Ranks that share the data.
+        local_world_size: Ranks on this machine, for num_workers="auto".
+        device: Where batches arrive. On CUDA they are copied one batch ahead from pinned memory.
+        seed: Of orders, workers and augmentation; the same on all ranks.
+        global_batch_size: Samples per update over all ranks; a DataLoader's batch_size if not given.
+        accumulation_steps: Micro-batches of a full global batch.
+        micro_batch_size: Most samples of a rank in one forward, instead of accumulation_steps.
+        shuffle: One permutation per epoch from (seed, epoch).
+        train: False: evaluation, each sample once, ranks may get different numbers of batches. If not given: True with shuffle, a
+            sampler, a batch sampler or an iterable data set.
+        drop_last: Leave out the last global batch if it is not full; otherwise it is an update of its true size.
+        num_workers: Loader workers of this rank; "auto" from the cores it may use. If not given: a DataLoader's, else "auto".
+        collate_fn: Makes a batch of a list of samples; torch's default_collate if not given.
+        worker_init_fn: Called in each worker with its index, after torch, random and numpy are seeded.
+        sampler: An order of indices; read on every rank under generators seeded alike. It may be infinite.
+        batch_sampler: Each of its batches is a global batch.
+        pin_memory: False: no pinned memory on CUDA.
+        persistent_workers: Keep workers between epochs; if not given, for data sets with indices.
+        prefetch_factor: Micro-batches each worker reads ahead.
+        multiprocessing_context: How workers are started, "fork", "spawn" or "forkserver".
+        timeout_s: Seconds to wait for a worker; 0 without end.
+        sharded: Iterable data sets: True, it divides itself over ranks and workers; False, it does not. If not given, its code is
+            looked at.
+        exchange: Gathers a number of every rank, for ranks to compare their data; "auto": in the default process group, if there is
+            one; None: nothing is compared.
+        epoch_of: Gives the epoch; if not given it goes up with each iteration.
+        on_batch: Called with the micro-batch right before it is handed out.
+        on_end: Called when an iteration has ended or was left.
+        name: For messages.
+
+    Raises:
+        UsageError: AR130 to AR140, AR144: what was asked for cannot be; the message says what to pass instead.
     """
     check_sizes(global_batch_size, accumulation_steps, micro_batch_size)
     check_num_workers("auto" if num_workers is None else num_workers)

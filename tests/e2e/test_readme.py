@@ -41,7 +41,7 @@ def test_uneven_script_of_the_readme_when_run_then_the_cause_is_named(
     page = README.read_text()
     told = [line.split(" ")[0] for line in (done.out + done.err).splitlines() if re.match(r"AR\d{3} ", line)]
     assert told and all(f"\n{code} " in page for code in told), done.story()
-    assert "uneven.py:15" in done.err and "dist.barrier()" in done.err, done.story()
+    assert "uneven.py:14" in done.err and "dist.barrier()" in done.err, done.story()
 
 
 def test_ordinary_script_of_the_start_page_when_one_rank_raises_then_the_story_is_the_pages(

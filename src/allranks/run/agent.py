@@ -9,28 +9,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from allranks.core.job import Job, NodeInfo
 from allranks.run import network, processes
+from allranks.run.endings import EXIT_MACHINE, cut_off_text
 from allranks.run.environment import Place
-from allranks.run.hub import BEAT_S, EXIT_MACHINE, Hub
+from allranks.run.hub import Hub
 from allranks.run.local import LocalRanks
+from allranks.run.members import BEAT_S
 from allranks.run.options import Options
 from allranks.run.output import Console
 from allranks.run.processes import Guard
 from allranks.run.signals import ENDING, FORWARDED, PREEMPTING, Signals, nobody_reads
+from allranks.run.watch_port import WatchPort
 from allranks.run.watching import Answer, Watching
 from allranks.run.wire import Link, Message, SocketLink
 
 LOOP_S = 0.05
+OWN_VIEW_S = 0.5
+"""How long a cut-off node waits for its own watcher's view."""
 FAILURE_BUDGET_S = 1.8
 """From the first failure to SIGKILL, so that a rank that raises ends all within 2 s."""
 
@@ -72,14 +75,15 @@ class Agent:
         self.local: LocalRanks | None = None
         self.exit_code: int | None = None
         self.preempted = False
-        self._place: Place | None = None
         self._nodes: list[dict[str, Any]] = []
+        self._hub_rank = 0
+        self._hub_lost_at = 0.0
         self._next_beat = 0.0
         self._next_check = 0.0
         self._ending_signals: list[float] = []
         self._forwarded_at: dict[int, float] = {}
         self._captures: list[Answer] = []
-        self._asked: queue.SimpleQueue[tuple[dict[str, Any], Sequence[int] | None]] = queue.SimpleQueue()
+        self._port = WatchPort(hub)
         self._reported_stop = True
         self._end: Message | None = None
         self._stop_at = _scheduled_stop(options, env)
@@ -100,7 +104,7 @@ class Agent:
     def _turn(self, now: float) -> None:
         """One turn of the loop: what has happened here, then what the hub says."""
         self._poll_ranks()
-        self._send_asked()
+        self._port.send_asked()
         if self.hub is not None:
             self._accept()
             self.hub.tick(now)
@@ -130,8 +134,8 @@ class Agent:
         if self.server is not None:
             found.append(self.server)
         if self.hub is not None:
-            found += [n.link for n in self.hub.nodes if isinstance(n.link, SocketLink)]
-            found += [s[0] for s in self.hub.strangers]
+            found += [n.link for n in self.hub.members.nodes if isinstance(n.link, SocketLink)]
+            found += [s[0] for s in self.hub.members.strangers]
         return found
 
     def _accept(self) -> None:
@@ -141,7 +145,7 @@ class Agent:
             except OSError:
                 return
             link = SocketLink(sock)
-            self.hub.welcome(link, link.peer_address(), link.local_address())
+            self.hub.members.welcome(link, link.peer_address(), link.local_address())
 
     # -- what happens here ---------------------------------------------------------------------------------------------
 
@@ -277,9 +281,9 @@ class Agent:
     def _on_start(self, message: Message) -> None:
         if self.local is not None:
             self.local.close()
-        self._nodes = message["nodes"]
+        self._nodes, self._hub_rank = message["nodes"], message["hub"]
         several = len(self._nodes) > 1
-        self._place = Place(
+        place = Place(
             job_id=message["job_id"],
             restart=message["restart"],
             node_rank=message["node_rank"],
@@ -295,9 +299,7 @@ class Agent:
         )
         self._reported_stop = False
         try:
-            self.local = LocalRanks(
-                self._place, self.options, self.env, self.num_cores, self.console, self.guard
-            )
+            self.local = LocalRanks(place, self.options, self.env, self.num_cores, self.console, self.guard)
             self.local.start()
         except OSError as error:
             why = f"{type(error).__name__}: {error}"
@@ -308,7 +310,8 @@ class Agent:
             }
             self.link.send({"kind": "failed", "fix": "", "where": f"host {socket.gethostname()}", **values})
             return
-        self.watching.start(self._job(self.local), self)
+        self._port.begin(self.local, self._nodes, self._hub_rank)
+        self.watching.start(self._port.job(self.options), self._port)
 
     def _on_signalled(self, message: Message) -> None:
         """Another node was told to stop; its ranks and ours are one job."""
@@ -329,7 +332,7 @@ class Agent:
         if self.local is not None:
             self.local.output.mute()
         self._print(message)
-        if self.hub is None:
+        if self.hub is None and message.get("is_verdict"):
             self.watching.on_verdict(message["json"])
 
     def _print(self, message: Message) -> None:
@@ -353,20 +356,24 @@ class Agent:
             self.local.stop(self.options.grace_s)
 
     def _look_at_hub(self, now: float) -> None:
-        """A node that has lost the hub ends its ranks and says what it can see."""
+        """A node that has lost the hub says what it sees, and ends its ranks."""
         if self.hub is not None or self._end is not None:
             return
         silent = now - self.link.heard_at
         why = self.link.closed or (f"silent for {silent:.1f} s" if silent > self.options.silence_s else "")
+        self.watching.nodes = self._port.node_infos(self.watching.row, why, silent)
         if not why:
             return
-        first = self._nodes[0] if self._nodes else {"host": self.options.host, "address": ""}
-        text = (
-            f"AR321 this node has lost the node where the job meets, host {first['host']} {first['address']}: {why}\n"
-            "  why:   closed = its agent ended or was killed; silent = power, network or a frozen machine\n"
-            "  more:  allranks explain AR321"
-        )
-        self.console.say(text)
+        self._hub_lost_at = self._hub_lost_at or now
+        if not self.watching.verdicts.empty():
+            verdict = self.watching.verdicts.get()
+            self._print(
+                {"json": verdict.to_json(), "text": verdict.text(), "color_text": verdict.text(color=True)}
+            )
+        elif self.local is not None and self.watching.is_on and now - self._hub_lost_at < OWN_VIEW_S:
+            return
+        else:
+            self.console.say(cut_off_text(self._nodes, self._hub_rank, self.options.host, why))
         self._end = {"exit_code": EXIT_MACHINE, "text": ""}
         if self.local is not None:
             self.local.output.mute()
@@ -384,51 +391,6 @@ class Agent:
             self.console.say(end["text"] if end["text"].startswith("AR") else f"allranks: {end['text']}")
         self.preempted = bool(end.get("preempted"))
         self.exit_code = int(end["exit_code"])
-
-    # -- for the watcher -----------------------------------------------------------------------------------------------
-
-    def ask(self, request: dict[str, Any], node_ranks: Sequence[int] | None = None) -> None:
-        """Talk.ask; called in the watcher's thread, done by the loop, which owns the sockets."""
-        self._asked.put((request, node_ranks))
-
-    def _send_asked(self) -> None:
-        while not self._asked.empty():
-            self._send_ask(*self._asked.get())
-
-    def _send_ask(self, request: dict[str, Any], node_ranks: Sequence[int] | None) -> None:
-        if self.hub is None or self.hub.attempt is None:
-            return
-        for node in self.hub.attempt.nodes:
-            if node_ranks is None or (node.seat is not None and node.seat.node_rank in node_ranks):
-                node.link.send({"kind": "ask", "request": request})
-
-    def event(self, record: dict[str, Any]) -> None:
-        """Talk.event."""
-        if self.hub is not None:
-            self.hub.event(
-                str(record.get("event", "watch")), **{k: v for k, v in record.items() if k != "event"}
-            )
-
-    def _job(self, local: LocalRanks) -> Job:
-        place = local.place
-        nodes = tuple(
-            NodeInfo(node_rank=i, host=n["host"], ranks=tuple(n["ranks"]), address=n["address"])
-            for i, n in enumerate(self._nodes)
-        )
-        return Job(
-            job_id=place.job_id,
-            run_dir=place.run_dir,
-            record_dir=self.node_dir / "record" if self.options.watch else None,
-            host=local.host,
-            node_rank=place.node_rank,
-            is_hub=self.hub is not None,
-            world_size=place.world_size,
-            restart=place.restart,
-            ranks=local.processes(),
-            nodes=nodes,
-            on_hang=self.options.on_hang,
-            after_s=self.options.after_s,
-        )
 
 
 def _run_dir(path: Path) -> Path:

@@ -11,62 +11,34 @@ processes and no terminal: it says what to do and what to print.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from allranks.core.errors import StartError
-from allranks.core.job import NodeInfo, RankExit
-from allranks.run import restarts, roster, story
+from allranks.core.job import RankExit
+from allranks.run import endings, restarts, roster, story
+from allranks.run.attempt import Attempt
+from allranks.run.endings import EXIT_MACHINE
+from allranks.run.members import Members, Node
 from allranks.run.options import Options
-from allranks.run.roster import Hello, Seat
+from allranks.run.roster import Hello
 from allranks.run.story import Story
-from allranks.run.watching import Answer, Watching
+from allranks.run.watch_seam import Verdict
+from allranks.run.watching import Watching
 from allranks.run.wire import Link, Message
 
 SETTLE_S = 0.3
 """How long to listen for other failures after the first: the culprit's exit may arrive after a victim's."""
 ON_EXIT_S = 0.7
 SAY_EVERY_S = 10.0
-BEAT_S = 0.25
 JOIN_TIMEOUT_S = 600.0
 LAST_CALL_S = 30.0
 """torch elastic's default."""
 STOP_LIMIT_S = 6.0
 """A node that has not stopped its ranks by then is not waited for."""
-EXIT_MACHINE = 3
 
 Phase = Literal["gather", "run", "judge", "stop", "pause", "ended"]
-
-
-@dataclass(slots=True)
-class Node:
-    """A connected agent."""
-
-    link: Link
-    hello: Hello
-    joined_at: float
-    address: str = ""
-    seat: Seat | None = None
-    row: Mapping[str, Any] = field(default_factory=dict)
-    row_at: float = 0.0
-    stopped: bool = True
-    lost_why: str = ""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One start of the ranks on all nodes."""
-
-    restart: int
-    nodes: list[Node]
-    world_size: int
-    started_at: float
-    exits: dict[int, RankExit] = field(default_factory=dict)
-    story: Story | None = None
-    answer: Answer | None = None
-    failed_at: float = 0.0
 
 
 class Hub:
@@ -98,43 +70,32 @@ class Hub:
         self.options, self.job_id, self.run_dir, self.where = options, job_id, run_dir, where
         self.watching, self.event, self.describe = watching, event, describe
         now = time.monotonic()
-        self.nodes: list[Node] = [Node(own[0], own[1], now)]
-        self.strangers: list[tuple[Link, str, str]] = []
-        """Links that have not said hello, with the peer's address and ours."""
+        self.members = Members(own, where, options.silence_s, options.local_addr)
         self.phase: Phase = "gather"
         self.attempt: Attempt | None = None
         self.failures: list[restarts.Failure] = []
         self.asked_to_stop = 0
         """The signal by which the user or the scheduler asked for the end."""
         self.is_preempted = False
-        self.own_address = options.local_addr
         self._phase_at = self._gathering_since = now
         self._said_at = now
         self._enough_since: float | None = None
-        self._next_beat = 0.0
         self._pause_s = 0.0
         self._exit_code = 0
-        self._waiting_said: set[str] = set()
 
     # -- what the agent calls ------------------------------------------------------------------------------------------
-
-    def welcome(self, link: Link, peer_address: str, our_address: str) -> None:
-        """A connection has come in; it becomes a node when it says hello."""
-        self.strangers.append((link, peer_address, our_address))
 
     def tick(self, now: float) -> None:
         """Read all links, look for lost nodes, move on."""
         self._greet(now)
-        for node in list(self.nodes):
-            for message in node.link.receive():
-                self._take(node, message, now)
-        self._look_for_lost(now)
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
-            for node in self.nodes[1:]:
-                node.link.send({"kind": "beat"})
+        for node, message in self.members.read(now):
+            self._take(node, message, now)
+        for node in self.members.newly_lost(now):
+            self._take_loss(node, now)
+        self.members.beat(now)
         self._collect_verdicts(now)
-        self.watching.nodes = self._node_infos(now)
+        if self.attempt is not None:
+            self.watching.nodes = self.members.infos(self.attempt.nodes, self.watching.row, now)
         getattr(self, f"_in_{self.phase}")(now)
 
     def fail_to_start(self, error: StartError) -> None:
@@ -144,48 +105,22 @@ class Hub:
     # -- links ---------------------------------------------------------------------------------------------------------
 
     def _greet(self, now: float) -> None:
-        waiting = []
-        for link, peer, ours in self.strangers:
-            messages = link.receive()
-            hello = next((Hello.from_json(m) for m in messages if m["kind"] == "hello"), None)
-            if link.closed or (not hello and messages) or now - link.heard_at > 10:
-                link.close("no hello")
-            elif hello:
-                self._admit(Node(link, hello, now, hello.local_addr or peer), ours)
-            else:
-                waiting.append((link, peer, ours))
-        self.strangers = waiting
-
-    def _admit(self, node: Node, our_address: str) -> None:
-        own = self.nodes[0].hello
-        error = roster.refusal(node.hello, own, [n.hello for n in self.nodes if not n.lost_why], self.where)
-        if error is not None:
-            refused = {
-                "code": error.code,
-                "what": error.what,
-                "why": error.why,
-                "fix": error.fix,
-                "where": error.where,
-            }
-            node.link.send({"kind": "refuse", **refused})
-            self._tell_own("say", text=f"a node was refused: {error.code} {error.what}")
-            return
-        self.own_address = self.own_address or our_address
-        self.nodes.append(node)
-        node.link.send({"kind": "welcome", "job_id": self.job_id, "hub": own.host})
-        self.event("node", host=node.hello.host, address=node.address)
-        if self.phase != "gather":
-            text = (
-                f"the job is running on {self._num_seated()} nodes; this node is taken in at the next restart"
+        admitted, refused = self.members.greet(self.job_id, now)
+        for error in refused:
+            self.members.own.link.send(
+                {"kind": "say", "text": f"a node was refused: {error.code} {error.what}"}
             )
-            node.link.send({"kind": "say", "text": text})
-            self._say(f"host {node.hello.host} has come; it is taken in at the next restart")
+        for node in admitted:
+            self.event("node", host=node.hello.host, address=node.address)
+            if self.phase not in ("gather", "pause"):
+                node.link.send(
+                    {"kind": "say", "text": "the job is running; this node is taken in at the next restart"}
+                )
+                self._say(f"host {node.hello.host} has come; it is taken in at the next restart")
 
     def _take(self, node: Node, message: Message, now: float) -> None:
         kind = message["kind"]
-        if kind == "beat":
-            node.row, node.row_at = message.get("row") or {}, now
-        elif kind == "exit" and self.attempt and message["restart"] == self.attempt.restart:
+        if kind == "exit" and self.attempt and message["restart"] == self.attempt.restart:
             self._take_exit(message, now)
         elif kind == "stopped":
             node.stopped = True
@@ -222,32 +157,24 @@ class Hub:
             self.asked_to_stop = number
         self.is_preempted = self.is_preempted or bool(message.get("preempts"))
         self.event("signal", number=number, host=sender.hello.host)
-        for node in self.nodes:
+        for node in self.members.nodes:
             if node is not sender:
                 node.link.send({**message, "kind": "signalled", "host": sender.hello.host})
         if self.phase in ("gather", "pause") and message.get("ends"):
             self._end(128 + number, "")
 
-    def _look_for_lost(self, now: float) -> None:
-        for node in list(self.nodes[1:]):
-            silent = now - node.link.heard_at
-            why = node.link.closed or (
-                f"silent for {silent:.1f} s" if silent > self.options.silence_s else ""
-            )
-            if not why or node.lost_why:
-                continue
-            node.lost_why = why
-            self.event("node-lost", host=node.hello.host, why=why)
-            if self.attempt is None or node not in self.attempt.nodes or self.phase in ("gather", "pause"):
-                self._forget(node)
-            elif self.phase == "run" and not self._all_ended(node):
-                self.attempt.failed_at = now
-                self._enter("judge", now)
+    def _take_loss(self, node: Node, now: float) -> None:
+        self.event("node-lost", host=node.hello.host, why=node.lost_why)
+        if self.attempt is None or node not in self.attempt.nodes or self.phase in ("gather", "pause"):
+            self._forget(node)
+        elif self.phase == "run" and not self._all_ended(node):
+            self.attempt.failed_at = now
+            self._enter("judge", now)
 
     def _forget(self, node: Node) -> None:
-        node.link.close()
-        self.nodes.remove(node)
-        self._say(f"host {node.hello.host} is gone: {node.lost_why}")
+        self.members.forget(node)
+        if self.phase in ("gather", "pause"):  # else a story has told it
+            self._say(f"host {node.hello.host} is gone: {node.lost_why}")
 
     def _all_ended(self, node: Node) -> bool:
         assert self.attempt is not None
@@ -260,13 +187,13 @@ class Hub:
                 continue
             values = verdict.to_json()
             if verdict.action == "report":
-                self._broadcast(
+                self.members.broadcast(
                     "verdict", text=verdict.text(), color_text=verdict.text(color=True), json=values
                 )
                 self.event("verdict", code=verdict.code, text=verdict.text())
                 continue
-            told = Story(verdict.code, verdict.text(), 1, None, by_script=verdict.action == "stop")
-            self._tell(told, now, color_text=verdict.text(color=True), values=values)
+            told = self._story(self.attempt) if self.attempt.is_broken else Story(verdict.code, "", 1, None)
+            self._tell_verdict(told, verdict, now)
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -274,7 +201,7 @@ class Hub:
         self.phase, self._phase_at, self._said_at = phase, now, now
 
     def _in_gather(self, now: float) -> None:
-        present = [n for n in self.nodes if not n.lost_why]
+        present = self.members.present
         hellos = [n.hello for n in present]
         low, high = self.options.min_nodes, self.options.max_nodes
         if len(present) < low:
@@ -313,24 +240,16 @@ class Hub:
         for text in roster.version_differences([n.hello for n in ordered]) if not self.failures else ():
             self._say(f"warning: {text}")
         addr, port = self._master(ordered[0])
-        listed = [
-            {"host": n.hello.host, "address": self._address(n), "ranks": list(s.ranks)}
-            for n, s in zip(ordered, placed, strict=True)
-        ]
-        for node, seat in zip(ordered, placed, strict=True):
+        listed = self.attempt.listing(self.members)
+        for node in ordered:
             node.link.send(
                 {
                     "kind": "start",
                     "job_id": self.job_id,
-                    "restart": self.attempt.restart,
-                    "node_rank": seat.node_rank,
-                    "first_rank": seat.first_rank,
-                    "world_size": world_size,
-                    "nodes": listed,
+                    **self.attempt.orders(node, listed, self.members),
                     "master_addr": addr,
                     "master_port": port,
                     "run_dir": str(self.run_dir),
-                    "address": self._address(node),
                 }
             )
         self.event("start", restart=self.attempt.restart, world_size=world_size, nodes=listed)
@@ -363,16 +282,17 @@ class Hub:
         if verdict is None:
             self._tell(told, now)
             return
-        told = Story(
-            verdict.code, verdict.text(), told.exit_code, told.culprit, told.identity, told.by_script
+        self._tell_verdict(told, verdict, now)
+
+    def _tell_verdict(self, told: Story, verdict: Verdict, now: float) -> None:
+        colored = told.with_verdict(verdict.code, verdict.text(color=True)).text
+        self._tell(
+            told.with_verdict(verdict.code, verdict.text()), now, color_text=colored, values=verdict.to_json()
         )
-        self._tell(told, now, color_text=verdict.text(color=True), values=verdict.to_json())
 
     def _story(self, attempt: Attempt) -> Story:
-        failed = [e for e in attempt.exits.values() if e.failed and not e.by_us]
-        lost = [n for n in attempt.nodes if n.lost_why]
-        if lost and not failed:
-            return _story_of_lost(lost, attempt)
+        if attempt.lost and not attempt.failed:
+            return endings.story_of_lost(attempt.lost)
         return story.tell(list(attempt.exits.values()), attempt.world_size, logs=str(self.run_dir / "ranks"))
 
     def _tell(
@@ -383,9 +303,12 @@ class Hub:
         attempt.story = told
         attempt.failed_at = attempt.failed_at or now
         shown = values if values is not None else told.to_json()
-        self._broadcast("story", text=told.text, color_text=color_text or told.text, json=shown)
+        is_verdict = values is not None
+        self.members.broadcast(
+            "story", text=told.text, color_text=color_text or told.text, json=shown, is_verdict=is_verdict
+        )
         self.event("verdict", code=told.code, text=told.text)
-        self._broadcast("stop", since=now - attempt.failed_at)
+        self.members.broadcast("stop", since=now - attempt.failed_at)
         self._enter("stop", now)
 
     def _in_stop(self, now: float) -> None:
@@ -394,7 +317,7 @@ class Hub:
         if waiting and now - self._phase_at < STOP_LIMIT_S:
             return
         self.watching.pause()
-        for node in [n for n in self.nodes if n.lost_why]:
+        for node in [n for n in self.members.nodes if n.lost_why]:
             self._forget(node)
         self._decide(attempt, now)
 
@@ -433,11 +356,11 @@ class Hub:
             self._end(self.options.requeue_exit_code or 0 if requeue else 0, "")
             return
         told = self._story(attempt)
-        unasked = [e for e in failed if not _as_asked(e, self.asked_to_stop)]
+        unasked = [e for e in failed if not endings.as_asked(e, self.asked_to_stop)]
         if unasked:
-            self._broadcast("story", text=told.text, color_text=told.text, json=told.to_json())
+            self.members.broadcast("story", text=told.text, color_text=told.text, json=told.to_json())
         code = told.exit_code if told.culprit is not None else 128 + (self.asked_to_stop or 9)
-        self._end(code, "" if unasked else _stopped_text(failed, self.asked_to_stop))
+        self._end(code, "" if unasked else endings.stopped_text(failed, self.asked_to_stop))
 
     def _end(self, exit_code: int, text: str, *, code: str = "") -> None:
         self._exit_code = exit_code
@@ -446,7 +369,7 @@ class Hub:
         codes = {str(e.rank): -e.signal if e.signal is not None else e.code for e in exits}
         self.describe(exit_code=exit_code, exit_codes=codes, cause=code or None)
         preempted = self.is_preempted and exit_code in (0, self.options.requeue_exit_code)
-        self._broadcast("end", exit_code=exit_code, text=text, preempted=preempted)
+        self.members.broadcast("end", exit_code=exit_code, text=text, preempted=preempted)
         self._enter("ended", time.monotonic())
 
     def _in_ended(self, now: float) -> None:
@@ -458,21 +381,8 @@ class Hub:
         assert self.attempt is not None
         return self.attempt
 
-    def _broadcast(self, kind: str, **fields: Any) -> None:
-        for node in self.nodes:
-            node.link.send({"kind": kind, **fields})
-
     def _say(self, text: str) -> None:
-        self._broadcast("say", text=text)
-
-    def _tell_own(self, kind: str, **fields: Any) -> None:
-        self.nodes[0].link.send({"kind": kind, **fields})
-
-    def _num_seated(self) -> int:
-        return len(self.attempt.nodes) if self.attempt else 0
-
-    def _address(self, node: Node) -> str:
-        return node.address if node is not self.nodes[0] else self.own_address
+        self.members.broadcast("say", text=text)
 
     def _master(self, first: Node) -> tuple[str, int]:
         """MASTER_ADDR and MASTER_PORT: a port of this attempt's own, where rank 0 is."""
@@ -480,54 +390,4 @@ class Hub:
         if self.options.max_nodes == 1:
             fixed = self.options.port if not self.failures else None
             return self.options.host or "127.0.0.1", fixed or port
-        return self._address(first) or self.options.host, port
-
-    def _node_infos(self, now: float) -> dict[int, NodeInfo]:
-        if self.attempt is None:
-            return {}
-        return {
-            n.seat.node_rank: NodeInfo(
-                node_rank=n.seat.node_rank,
-                host=n.hello.host,
-                ranks=n.seat.ranks,
-                row=n.row if n is not self.nodes[0] else self.watching.row,
-                age_s=now - n.row_at if n is not self.nodes[0] and n.row_at else 0.0,
-                is_lost=bool(n.lost_why),
-                lost_why=n.lost_why,
-                address=self._address(n),
-            )
-            for n in self.attempt.nodes
-            if n.seat is not None
-        }
-
-
-def _story_of_lost(lost: list[Node], attempt: Attempt) -> Story:
-    lines = []
-    for node in lost:
-        ranks = node.seat.ranks if node.seat else ()
-        names = (
-            f"ranks {ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
-        )
-        at = f" ({node.address})" if node.address else ""
-        number = node.seat.node_rank if node.seat else "?"
-        lines.append(
-            f"AR320 node {number} = host {node.hello.host}{at} with {names} is lost: {node.lost_why}"
-        )
-    lines.append(
-        "  why:   closed = its agent ended or was killed; silent = power, network or a frozen machine"
-    )
-    lines.append("  more:  allranks explain AR320")
-    return Story("AR320", "\n".join(lines), EXIT_MACHINE, None)
-
-
-def _as_asked(exit: RankExit, number: int) -> bool:
-    """Whether a rank ended as the forwarded signal makes a plain script end."""
-    by_signal = exit.signal is not None and exit.signal in (number, 9)
-    return exit.by_us or by_signal or exit.code in (128 + number, 130)
-
-
-def _stopped_text(failed: list[RankExit], number: int) -> str:
-    import signal
-
-    names = ", ".join(str(e.rank) for e in sorted(failed, key=lambda e: e.rank)[:16])
-    return f"stopped by {signal.Signals(number).name}; rank{'s' * (len(failed) > 1)} {names} ended by it"
+        return self.members.address(first) or self.options.host, port

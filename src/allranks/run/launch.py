@@ -21,7 +21,8 @@ from allranks.core.errors import StartError
 from allranks.record import rundir
 from allranks.run import devices, joining, network, preflight, processes, wire
 from allranks.run.agent import Agent
-from allranks.run.hub import EXIT_MACHINE, Hub
+from allranks.run.endings import EXIT_MACHINE
+from allranks.run.hub import Hub
 from allranks.run.journal import Journal, now_text, versions
 from allranks.run.options import Options, parse
 from allranks.run.output import Console, flush_python_streams
@@ -227,7 +228,7 @@ class _Launch:
         if not is_over:
             guard.abandon()  # a bug of ours: whatever runs is ended by the guard
         if self.hub is not None:
-            _flush([n.link for n in self.hub.nodes])
+            _flush([n.link for n in self.hub.members.nodes])
         if self.server is not None:
             self.server.close()
         guard.done()

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from allranks.core.errors import StartError
 from allranks.core.job import OnHang
+from allranks.run.endpoint import check_port, split_endpoint
 
 Show = Literal["0", "all"] | tuple[int, ...]
 
@@ -377,31 +378,6 @@ def _endpoint(
     elif max_nodes > 1:
         port = 29500
     return backend, host, port
-
-
-def split_endpoint(text: str, default: int | None = None) -> tuple[str, int | None]:
-    """Host and port of 'h', 'h:29500', '[fe80::1]:29500', 'fe80::1'."""
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.lstrip(":")
-    elif text.count(":") == 1:
-        host, _, port = text.partition(":")
-    else:
-        host, port = text, ""
-    if port and not port.isdigit():
-        raise StartError("AR032", f"port {port!r} in {text!r} is not a number", fix=f"{host}:29500")
-    return host, int(port) if port else default
-
-
-def check_port(port: int) -> None:
-    """Raises StartError AR032 for what can be no port."""
-    if not 0 < port < 65536:
-        raise StartError(
-            "AR032",
-            f"port {port} is out of range",
-            why="ports are numbers from 1 to 65535",
-            fix="--master-port 29500",
-        )
 
 
 def _conf(text: str) -> dict[str, str]:

@@ -29,14 +29,10 @@ class Story:
     """Equal for two failures that are the same exception at the same place; "" where there is none."""
     by_script: bool = False
     """An exception or an exit code, rather than a signal or the network."""
-    traceback: tuple[str, ...] = ()
-    """The culprit's own, if it raised."""
 
     def with_verdict(self, code: str, verdict: str) -> Story:
-        """The story with the watcher's word in place of ours: the culprit's traceback stays in front of it."""
-        who = self.culprit
-        first = [f"rank {who.rank} on host {who.host}:", *self.traceback] if who and self.traceback else []
-        return replace(self, code=code, text="\n".join([*first, verdict]))
+        """The story with the watcher's word, which holds the traceback too, in place of ours."""
+        return replace(self, code=code, text=verdict)
 
     def to_json(self) -> dict[str, Any]:
         """For --json and run.json."""

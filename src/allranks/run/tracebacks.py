@@ -22,6 +22,8 @@ _OTHERS = re.compile(
 _NOISE = re.compile(
     r"^(\[rank\d+\]:)?\[[WIE]\d{4,} |^\[rank\d+\]:\[[WIE]|^[WIE]\d{4} \d\d:|UserWarning:|ResourceWarning:"
 )
+_BYSTANDERS = re.compile(r"^(Exception ignored in|Error in atexit|Exception in thread|Error in sys\.)")
+"""Tracebacks after these lines did not end the process."""
 _MAX_MESSAGE_LINES = 15
 
 
@@ -50,7 +52,9 @@ def last_traceback(lines: tuple[str, ...]) -> Traceback | None:
     """
     marked = [bool(_PREFIX.match(line)) for line in lines]
     plain = [_PREFIX.sub("", line) for line in lines]
-    starts = [i for i, line in enumerate(plain) if line == _START]
+    starts = [
+        i for i, line in enumerate(plain) if line == _START and not (i and _BYSTANDERS.match(plain[i - 1]))
+    ]
     if not starts:
         return None
     last = starts[-1]

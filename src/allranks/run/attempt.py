@@ -1,0 +1,62 @@
+"""What is known of one start of the ranks on all nodes, and what is each node told to do for it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.core.job import RankExit
+from allranks.run.members import Members, Node
+from allranks.run.story import Story
+from allranks.run.watching import Answer
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One start of the ranks on all nodes."""
+
+    restart: int
+    nodes: list[Node]
+    world_size: int
+    started_at: float
+    exits: dict[int, RankExit] = field(default_factory=dict)
+    story: Story | None = None
+    answer: Answer | None = None
+    failed_at: float = 0.0
+
+    @property
+    def failed(self) -> list[RankExit]:
+        """Ranks that ended badly, not by us."""
+        return [e for e in self.exits.values() if e.failed and not e.by_us]
+
+    @property
+    def lost(self) -> list[Node]:
+        return [n for n in self.nodes if n.lost_why]
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.failed or self.lost)
+
+    def listing(self, members: Members) -> list[dict[str, Any]]:
+        """The nodes as every node is told of them, in the order of their ranks."""
+        return [
+            {
+                "host": n.hello.host,
+                "address": members.address(n),
+                "ranks": list(n.seat.ranks) if n.seat else [],
+            }
+            for n in self.nodes
+        ]
+
+    def orders(self, node: Node, listed: list[dict[str, Any]], members: Members) -> dict[str, Any]:
+        """What one node needs to know to start its ranks."""
+        assert node.seat is not None
+        return {
+            "restart": self.restart,
+            "node_rank": node.seat.node_rank,
+            "first_rank": node.seat.first_rank,
+            "world_size": self.world_size,
+            "nodes": listed,
+            "address": members.address(node),
+            "hub": members.own.seat.node_rank if members.own.seat else 0,
+        }

@@ -58,11 +58,7 @@ def join(
     if place.world_size == 1:
         return Membership(place, timeout_s=timeout_s)
     serves = place.rank == 0 and not _launcher_serves()
-    begun = time.monotonic()
-    server = _serve(place, start_timeout_s) if serves else _reach(place, start_timeout_s)
-    # A restarted job meets again on the launcher's store, where the keys of the attempt before still stand.
-    store = PrefixStore(f"allranks/{place.attempt}/{_next_join()}", server)
-    call_roll(place, store, start_timeout_s, begun=begun, serves_store=serves)
+    server, store = _meet(place, serves, start_timeout_s)
     store.set_timeout(timedelta(seconds=start_timeout_s))
     dist.init_process_group(
         backend_for(device, backend),
@@ -73,6 +69,25 @@ def join(
         device_id=device if device.type == "cuda" else None,
     )
     return Membership(place, store, True, serves, timeout_s, server)
+
+
+def _meet(place: Place, serves: bool, timeout_s: float) -> tuple[Store, Store]:
+    """The store, and the part of it that is this run's, once all ranks have come."""
+    begun, number = time.monotonic(), _next_join()
+    while True:
+        left = timeout_s - (time.monotonic() - begun)
+        server = _serve(place, timeout_s) if serves else _reach(place, timeout_s, left)
+        # A restarted job meets again on the launcher's store, where the keys of the attempt before still stand.
+        store = PrefixStore(f"allranks/{place.attempt}/{number}", server)
+        try:
+            call_roll(place, store, timeout_s, begun=begun, serves_store=serves)
+        except StartError as error:
+            # This may have been the store of this process' run before, which rank 0 was about to close.
+            if error.code != "AR011" or serves or number == 1 or time.monotonic() - begun > timeout_s:
+                raise
+            logger.debug("rank %d meets rank 0 again: %s", place.rank, error.what)
+        else:
+            return server, store
 
 
 def _launcher_serves() -> bool:
@@ -155,7 +170,7 @@ def _warn_if_elsewhere(place: Place) -> None:
         )
 
 
-def _reach(place: Place, timeout_s: float) -> Store:
+def _reach(place: Place, timeout_s: float, left_s: float) -> Store:
     """Connect to the store, which may not be there yet, nor even the name of its host; say what is missing every 10 s."""
     begun = time.monotonic()
     say_at = begun + _SAY_EVERY_S
@@ -164,14 +179,14 @@ def _reach(place: Place, timeout_s: float) -> Store:
         try:
             # torch's own attempts print pages of native stack for each refusal: knock first.
             socket.create_connection(where, timeout=min(5.0, timeout_s)).close()
-            left = max(1.0, begun + timeout_s - time.monotonic())
+            left = max(1.0, begun + left_s - time.monotonic())
             return TCPStore(*where, is_master=False, timeout=timedelta(seconds=left), wait_for_workers=False)
         except OSError as error:
             why = error.strerror or str(error)
         except RuntimeError as error:  # dist.DistNetworkError is one
             why = str(error).splitlines()[0]
         now = time.monotonic()
-        if now - begun >= timeout_s:
+        if now - begun >= left_s:
             raise _unreachable(place, timeout_s, why)
         if now > say_at:
             say_at = now + _SAY_EVERY_S

@@ -30,4 +30,8 @@ def share_threads(place: Place, asked: int | None = None) -> str:
     threads = max(1, cores // max(1, place.local_world_size))
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
-    return f"{threads} intra-op thread{'s' * (threads != 1)}: {cores} usable cores among {place.local_world_size} local ranks"
+    return f"{threads} intra-op thread{'s' * (threads != 1)}: {cores} usable cores among {_ranks(place)}"
+
+
+def _ranks(place: Place) -> str:
+    return f"{place.local_world_size} local rank{'s' * (place.local_world_size != 1)}"

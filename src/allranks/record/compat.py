@@ -34,6 +34,13 @@ def step_aside(what: str, error: BaseException | None = None) -> None:
         )
 
 
+def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """`marked`, for which torch.compile traces `instead`. If a torch did not know this name, it would trace `marked`:
+    slower (a graph break), not wrong."""
+    marked._torchdynamo_inline = instead  # type: ignore[attr-defined]
+    return marked
+
+
 def call_at_script_end(function: Callable[[], None]) -> None:
     """Call `function` when the main thread has ended, before other threads are waited for; else it is left out."""
     register = getattr(threading, "_register_atexit", None)
@@ -111,23 +118,23 @@ def work_class() -> type | None:
     return Work
 
 
-def may_check_reducer(ddp: Any) -> bool:
-    """Whether all gradients of `ddp` must have come when its backward has returned."""
-    return (
-        getattr(ddp, "require_backward_grad_sync", False)
-        and not getattr(ddp, "static_graph", True)
-        and hasattr(getattr(ddp, "reducer", None), "_check_reducer_finalized")
-    )
+def reducer_check(ddp: Any) -> Callable[[], None] | None:
+    """What raises if not all gradients of `ddp` have come; None where they need not, or this torch has no such thing."""
+    if getattr(ddp, "static_graph", True) or not hasattr(ddp, "require_backward_grad_sync"):
+        return None
+    return getattr(getattr(ddp, "reducer", None), "_check_reducer_finalized", None)
 
 
-def unused_parameters(ddp: Any) -> str | None:
+def unused_parameters(check: Callable[[], None] | None) -> str | None:
     """The parameters without a gradient after a backward, as torch names them; None if all came.
 
-    Lock-free for the job: the backward has returned, nobody else holds the reducer. Names need
-    TORCH_DISTRIBUTED_DEBUG=INFO, else torch gives indices.
+    The backward has returned, so nobody else holds the reducer. Names need TORCH_DISTRIBUTED_DEBUG=INFO, else torch
+    gives indices.
     """
+    if check is None:
+        return None
     try:
-        ddp.reducer._check_reducer_finalized()
+        check()
     except RuntimeError as error:
         text = str(error)
         for pattern in (_UNUSED_NAMES, _UNUSED_INDICES):

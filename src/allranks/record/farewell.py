@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _RUNTIME = os.path.join("multiprocessing", "")  # noqa: PTH118 - its own sys.exit and os._exit tell nothing
-_marks_at_exit_call = -1
+_last_mark = -1  # before sys.exit was called
 _exit_call = (0, 0)  # code, number of the line
 _is_installed = False
 
@@ -77,7 +77,7 @@ def _watch_exits() -> None:
     def _exit(status: int):
         frame = sys._getframe(1)
         if _RUNTIME not in frame.f_code.co_filename:
-            process.WRITER.exited(at.HARD_EXIT, status, process.LINES.here(2))
+            process.WRITER.exited(at.HARD_EXIT, status, process.LINES.here(2) >> 8)
         else:
             process.WRITER.exited(at.ENDED, status)
         leave_hard(status)
@@ -88,13 +88,13 @@ def _watch_exits() -> None:
 
 def _note_exit(code: int) -> None:
     """sys.exit was called; whether somebody catches it shows later."""
-    global _marks_at_exit_call, _exit_call
+    global _last_mark, _exit_call
     if _RUNTIME in sys._getframe(2).f_code.co_filename:
         return
     error = sys.exc_info()[1]
     if code and error is not None and not isinstance(error, SystemExit):
         record_exception(error)  # "except Exception: ...; sys.exit(1)" would hide it
-    _marks_at_exit_call = process.WRITER.marks
+    _last_mark = process.WRITER.words[at.W_SINCE_NS]
     _exit_call = (code, process.WRITER.string(line_of_call(3)))
 
 
@@ -112,7 +112,7 @@ def _at_exit() -> None:
         record_exception(error)  # somebody put another excepthook in place of ours
     if writer.words[at.EXCEPTION] and error is not None:
         writer.exited(at.ENDED_BY_EXCEPTION, 1)
-    elif _marks_at_exit_call == writer.marks:
+    elif _last_mark == writer.words[at.W_SINCE_NS]:
         writer.exited(at.SYSTEM_EXIT, *_exit_call)
     else:
         writer.exited(at.ENDED)
@@ -124,7 +124,7 @@ def _at_exit() -> None:
 
 def enter_exit_phase() -> None:
     """The script is over; the interpreter is not."""
-    if process.WRITER.phase_now != at.EXIT:
+    if process.WRITER.words[at.W_PHASE] != at.EXIT:
         process.WRITER.mark(at.EXIT)
 
 
@@ -148,7 +148,7 @@ def watch_threads() -> None:
 
 
 def _script_ended() -> None:
-    if _marks_at_exit_call != process.WRITER.marks:  # keep the sign that sys.exit was the last thing
+    if _last_mark != process.WRITER.words[at.W_SINCE_NS]:  # keep the sign that sys.exit was the last thing
         enter_exit_phase()
 
 

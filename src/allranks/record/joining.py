@@ -27,8 +27,7 @@ def _marked_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
     @functools.wraps(init)
     def marked(*args: Any, **kwargs: Any) -> None:
         _become_rank(args, kwargs)
-        before, line = _writer.phase_now, _writer.line_now
-        _writer.mark(at.INIT, _lines.here())
+        before = _writer.mark(at.INIT | _lines.here())
         ticking.start()
         try:
             with states.inside_call():
@@ -37,7 +36,7 @@ def _marked_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
             states.communication_failed(error, "init_process_group")
             raise
         finally:
-            _writer.mark(before, line)
+            _writer.mark(before)
         has_joined(module)
 
     return marked
@@ -70,19 +69,18 @@ def _marked_destroy(destroy: Callable[..., None], module: Any) -> Callable[..., 
         if thread in states.inside or states.world is None:
             destroy(*args, **kwargs)
             return
-        before, line = _writer.phase_now, _writer.line_now
+        line = _lines.here()
         slot = _writer.enter_collective(
-            _writer.string("destroy_process_group"), line=_lines.here(), is_counted=False
+            _writer.string("destroy_process_group"), line=line >> 8, is_counted=False
         )
-        if thread == _writer.owner:
-            _writer.mark(at.COLLECTIVE, _writer.words[slot + at.S_LINE])
+        before = _writer.mark(at.COLLECTIVE | line) if thread == _writer.owner else -1
         try:
             with states.inside_call():
                 destroy(*args, **kwargs)
         finally:
             _writer.exit_collective(slot)
-            if thread == _writer.owner:
-                _writer.mark(before, line)
+            if before >= 0:
+                _writer.mark(before)
         calls.forget_groups()
         states.world = compat.default_group(module)
         if states.world is None:

@@ -2,7 +2,7 @@
 
 A page is one mapped file of 24 KiB, `$ALLRANKS_RECORD_DIR/<pid>.page`: 3072 words of 8 bytes, native byte
 order, signed. One process writes it and any may read it; only ASK is written by readers. What keeps a
-reader from half-written things: one fact is one word, and a word is stored at once; phase and since-when
+reader from half-written things: one fact is one word, and a word is stored at once; a phase and its line
 share a word; a slot of the ring of collectives carries its number first and last, a string its number
 first: a torn one is left out. There is no lock, so a stopped writer blocks nobody.
 
@@ -46,16 +46,16 @@ NOT_ENDED, ENDED, ENDED_BY_EXCEPTION, SYSTEM_EXIT, HARD_EXIT = range(5)
 W_MAGIC, W_VERSION, W_PID, W_PARENT, W_START_NS, W_START_UNIX_NS = range(6)
 W_ROLE, W_RANK, W_WORLD_SIZE, W_LOCAL_RANK, W_WORKER_ID, W_STACK_SIGNAL, W_FLAGS = range(6, 13)
 W_TICKS, W_TICK_NS, W_ASK, W_ANSWERED = range(13, 17)
-W_PHASE, W_LINE = 17, 18  # since_ns << 8 | phase; number of marks << 32 | line
+W_SINCE_NS, W_PHASE = 17, 18  # W_PHASE: number of the line << 8 | phase
 W_STEP, W_MICRO_STEP, W_EPOCH = range(19, 22)
 W_ISSUED, W_GROUP_SEQ, W_STEP_SEQ, W_DESTROYED_NS = range(23, 27)
 W_EXIT_KIND, W_EXIT_CODE, W_EXIT_LINE, W_EXIT_NS = range(27, 31)
 W_LAST_GRAD, W_UNUSED, W_MODELS, W_MODEL_PARAMS, W_MODEL_HASH = range(31, 36)
-W_GROUPS, W_STEP_ISSUED = range(36, 38)
+W_GROUPS, W_STEP_ISSUED, W_SEQ_STEP = range(36, 39)
 
 # A loader: the current one, and the one before it.
 LOADER, LOADER_BEFORE = 40, 48
-L_NUMBER, L_DRAWN, L_LENGTH, L_LINE, L_NUM_WORKERS, L_STARTED_NS, L_ENDED_NS, L_ASKED_NS = range(8)
+L_NUMBER, L_DRAWN, L_LENGTH, L_LINE, L_NUM_WORKERS, L_STARTED_NS, L_ENDED_NS = range(7)
 LOADER_PIDS, NUM_LOADER_PIDS = 56, 32
 
 CUM_NS = 88  # NUM_PHASES words

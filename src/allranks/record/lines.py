@@ -8,7 +8,7 @@ Cheap enough for every step: a file name is judged once, a place in the code is 
 from __future__ import annotations
 
 import os
-import sys
+from sys import _getframe
 
 TYPE_CHECKING = False  # as in writer.py
 if TYPE_CHECKING:
@@ -26,8 +26,18 @@ _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _SKIPPED_PACKAGES = tuple(f"{site}{name}{os.sep}" for site in _SITES for name in ("torch", "torchdata"))
 
 
+_kinds: dict[str, int] = {}
+
+
 def kind_of(filename: str) -> int:
     """Whose file it is: the user's, an installed package's, or one to skip (torch, allranks, standard library)."""
+    kind = _kinds.get(filename)
+    if kind is None:
+        kind = _kinds[filename] = _judge(filename)
+    return kind
+
+
+def _judge(filename: str) -> int:
     if filename.startswith(("<frozen ", _OURS)):
         return _SKIPPED
     if any(site in filename for site in _SITES):
@@ -38,46 +48,59 @@ def kind_of(filename: str) -> int:
 class Lines:
     """Names places in the code by number, for one writer."""
 
-    __slots__ = ("_kinds", "_numbers", "writer")
+    __slots__ = ("_installed", "_places", "writer")
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
-        self._kinds: dict[str, int] = {}
-        # By id of the code object and place in it; the code object is kept so that its id stays its own.
-        self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}
-        writer.on_strings_full.append(self._numbers.clear)
+        # By id of the code object, which is kept so that its id stays its own: None if its frames are passed over,
+        # else numbers by the place in it. Strings that are written over take their numbers with them.
+        self._places: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
+        self._installed: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
+        writer.on_strings_full += [self._places.clear, self._installed.clear]
 
     def here(self, depth: int = 2) -> int:
-        """The number of the user's line that called; `depth` frames are passed over unseen. 0 if there is none."""
-        frame = sys._getframe(depth)
-        kinds = self._kinds
-        while True:
-            code = frame.f_code
-            kind = kinds.get(code.co_filename)
-            if kind is None:
-                kind = kinds[code.co_filename] = kind_of(code.co_filename)
+        """The user's line that called, as a mark takes it (number << 8); 0 if there is none.
+
+        Args:
+            depth: Frames that are passed over unseen.
+        """
+        frame = _getframe(depth)
+        places = self._places
+        while frame is not None:
+            found = places.get(id(frame.f_code))
+            if found is None:
+                return self._judge(frame)
+            numbers = found[1]
+            if numbers is not None:
+                key = numbers.get(frame.f_lasti)
+                return self._name(frame, numbers) if key is None else key
+            frame = frame.f_back
+        return 0
+
+    def _judge(self, frame: FrameType | None) -> int:
+        """As here, from a frame whose code is not known yet."""
+        while frame is not None:
+            kind = kind_of(frame.f_code.co_filename)
+            if kind == _INSTALLED:  # never kept as known: what is outside of it differs from call to call
+                return self._known(user_frame(frame) or frame)
             if kind == _USER:
-                break
-            if kind == _INSTALLED:
-                return self._outside(frame)
-            back = frame.f_back
-            if back is None:
-                return 0
-            frame = back
-        known = self._numbers.get((id(code), frame.f_lasti))
-        return self._name(frame) if known is None else known[1]
+                return self._known(frame)
+            self._places[id(frame.f_code)] = frame.f_code, None
+            frame = frame.f_back
+        return 0
 
-    def _outside(self, frame: FrameType) -> int:
-        return self._name(user_frame(frame) or frame)
+    def _known(self, frame: FrameType) -> int:
+        places = self._places if kind_of(frame.f_code.co_filename) == _USER else self._installed
+        numbers = places.setdefault(id(frame.f_code), (frame.f_code, {}))[1]
+        if numbers is None:
+            return 0
+        key = numbers.get(frame.f_lasti)
+        return self._name(frame, numbers) if key is None else key
 
-    def _name(self, frame: FrameType) -> int:
-        key = (id(frame.f_code), frame.f_lasti)
-        known = self._numbers.get(key)
-        if known is not None:
-            return known[1]
-        number = self.writer.string(describe(frame.f_code, frame.f_lineno))
-        self._numbers[key] = (frame.f_code, number)
-        return number
+    def _name(self, frame: FrameType, numbers: dict[int, int]) -> int:
+        key = self.writer.string(describe(frame.f_code, frame.f_lineno)) << 8
+        numbers[frame.f_lasti] = key
+        return key
 
 
 def describe(code: CodeType, lineno: int | None) -> str:
@@ -103,7 +126,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 def line_of_call(depth: int = 2) -> str:
     """The user's line that called, in words; "" if there is none. Not for every step."""
-    frame = user_frame(sys._getframe(depth))
+    frame = user_frame(_getframe(depth))
     return describe(frame.f_code, frame.f_lineno) if frame else ""
 
 

@@ -75,14 +75,14 @@ class PageReader:
             ticks=w[at.W_TICKS],
             tick_ns=w[at.W_TICK_NS],
             answered=w[at.W_ANSWERED],
-            marks=w[at.W_LINE] >> 32,
+            marks=w[at.W_SINCE_NS],
             phase=_PHASES[w[at.W_PHASE] & 0xFF],
-            phase_since_ns=w[at.W_PHASE] >> 8,
+            phase_since_ns=w[at.W_SINCE_NS],
             step=w[at.W_STEP],
             micro_step=w[at.W_MICRO_STEP],
             epoch=w[at.W_EPOCH],
             issued=w[at.W_ISSUED],
-            group_seq=w[at.W_GROUP_SEQ],
+            group_seq=max(w[at.W_GROUP_SEQ], w[at.W_STEP_SEQ]),
             group_seq_at_step=w[at.W_STEP_SEQ],
             exit_kind=_EXIT_KINDS[w[at.W_EXIT_KIND]],
             rank=w[at.W_RANK],
@@ -176,8 +176,8 @@ def _read_bytes(descriptor: int) -> bytes:
 
 
 def _is_same(one: bytes, other: bytes) -> bool:
-    # Phase, since when, line and number of marks are equal in two copies: no mark fell into the first.
-    low, high = 8 * at.W_PHASE, 8 * (at.W_LINE + 1)
+    # Phase, line and since when are equal in two copies: no mark fell into the first.
+    low, high = 8 * at.W_SINCE_NS, 8 * (at.W_PHASE + 1)
     return one[low:high] == other[low:high]
 
 
@@ -231,10 +231,10 @@ class _Parser:
             tick_ns=w[at.W_TICK_NS],
             asked=w[at.W_ASK],
             answered=w[at.W_ANSWERED],
-            marks=w[at.W_LINE] >> 32,
+            marks=w[at.W_SINCE_NS],
             phase=Phase(phase),
-            phase_since_ns=w[at.W_PHASE] >> 8,
-            line=self.string(w[at.W_LINE] & 0xFFFF_FFFF),
+            phase_since_ns=w[at.W_SINCE_NS],
+            line=self.string(w[at.W_PHASE] >> 8),
             phase_ns={p: w[at.CUM_NS + p] for p in Phase},
             step=w[at.W_STEP],
             micro_step=w[at.W_MICRO_STEP],
@@ -242,8 +242,9 @@ class _Parser:
             step_ends_ns=tuple(sorted(ns for ns in w[at.STEP_ENDS : at.STEP_ENDS + at.NUM_STEP_ENDS] if ns)),
             issued=w[at.W_ISSUED],
             issued_at_step=w[at.W_STEP_ISSUED],
-            group_seq=w[at.W_GROUP_SEQ],
+            group_seq=max(w[at.W_GROUP_SEQ], w[at.W_STEP_SEQ]),
             group_seq_at_step=w[at.W_STEP_SEQ],
+            group_seq_step=w[at.W_SEQ_STEP],
             num_groups=w[at.W_GROUPS],
             collectives=self.collectives(),
             loader=self.loader(at.LOADER),
@@ -297,6 +298,7 @@ class _Parser:
         )
 
     def loader(self, base: int) -> Loader | None:
+        is_asked = base == at.LOADER and self.words[at.W_PHASE] & 0xFF == at.DATA
         w = self.words[base : base + 8]
         if w[at.L_NUMBER] <= 0:
             return None
@@ -308,7 +310,7 @@ class _Parser:
             num_workers=w[at.L_NUM_WORKERS],
             started_ns=w[at.L_STARTED_NS],
             ended_ns=w[at.L_ENDED_NS],
-            asked_ns=w[at.L_ASKED_NS],
+            asked_ns=self.words[at.W_SINCE_NS] if is_asked else 0,
         )
 
     def model(self) -> Model | None:

@@ -80,13 +80,12 @@ def _marked(function: Callable[..., Any], name: str, module: Any, is_counted: bo
         thread = get_ident()
         if thread in inside:
             return function(*args, **kwargs)
-        slot = call.enter(args, kwargs, thread, _lines.here())
+        line = _lines.here()
+        slot = call.enter(args, kwargs, thread, line >> 8)
         if slot < 0:  # this rank is not in the group: torch returns at once
             return function(*args, **kwargs)
         inside.add(thread)
-        is_owner, before, line = thread == _writer.owner, _writer.phase_now, _writer.line_now
-        if is_owner:
-            _writer.mark(at.COLLECTIVE, _writer.words[slot + at.S_LINE])
+        before = _writer.mark(at.COLLECTIVE | line) if thread == _writer.owner else -1
         flags = at.FAILED
         try:
             result = function(*args, **kwargs)
@@ -97,8 +96,8 @@ def _marked(function: Callable[..., Any], name: str, module: Any, is_counted: bo
         finally:
             inside.discard(thread)
             _writer.exit_collective(slot, flags)
-            if is_owner:
-                _writer.mark(before, line)
+            if before >= 0:
+                _writer.mark(before)
         return result
 
     return marked
@@ -127,10 +126,9 @@ def _marked_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
         known = None if thread in inside else _pending.pop(id(self), None)
         if known is None:
             return wait(self, *args, **kwargs)
-        slot = _enter_wait(known, thread)
-        is_owner, before, line = thread == _writer.owner, _writer.phase_now, _writer.line_now
-        if is_owner:
-            _writer.mark(at.COLLECTIVE, _writer.words[slot + at.S_LINE])
+        line = _lines.here()
+        slot = _enter_wait(known, thread, line >> 8)
+        before = _writer.mark(at.COLLECTIVE | line) if thread == _writer.owner else -1
         flags = at.FAILED
         try:
             result = wait(self, *args, **kwargs)
@@ -140,18 +138,17 @@ def _marked_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             _writer.exit_collective(slot, flags)
-            if is_owner:
-                _writer.mark(before, line)
+            if before >= 0:
+                _writer.mark(before)
         return result
 
     return marked
 
 
-def _enter_wait(known: tuple[int, int], thread: int) -> int:
+def _enter_wait(known: tuple[int, int], thread: int, line: int) -> int:
     """A slot for the wait that says what is waited for, if that is still in the ring."""
     old, number = known
     words = _writer.words
-    line = _lines.here(3)
     if words[old + at.S_HEAD] != number:
         return _writer.enter_collective(_writer.string("wait"), line=line, is_counted=False)
     words[old + at.S_FLAGS] |= at.WAITED

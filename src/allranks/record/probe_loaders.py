@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import Any
@@ -19,12 +20,12 @@ _current: Pass | None = None
 class Pass:
     """One pass over a loader; hangs on its iterator."""
 
-    __slots__ = ("drawn", "ended_ns", "length", "line", "num_workers", "number", "pids", "started_ns")
+    __slots__ = ("drawn", "ended_ns", "key", "length", "num_workers", "number", "pids", "started_ns")
 
     def __init__(self, loader: Any, line: int) -> None:
         global _passes
         _passes += 1
-        self.number, self.line, self.started_ns = _passes, line, monotonic_ns()
+        self.number, self.key, self.started_ns = _passes, at.DATA | line, monotonic_ns()
         self.drawn = self.ended_ns = 0
         self.length, self.num_workers = _length(loader), int(getattr(loader, "num_workers", 0) or 0)
         self.pids: list[int] = []
@@ -54,15 +55,14 @@ def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def marked(self: Any) -> Any:
         if states.is_other_thread():
             return begin(self)
-        before, line = _writer.phase_now, _writer.line_now
-        here = _lines.here()
-        _writer.mark(at.DATA, here)
+        line = _lines.here()
+        before = _writer.mark(at.DATA | line)
         try:
             iterator = begin(self)  # starts the loader workers
         finally:
-            _writer.mark(before, line)
+            _writer.mark(before)
         try:
-            one = iterator._allranks_pass = Pass(self, here)
+            one = iterator._allranks_pass = Pass(self, line)
         except AttributeError:  # not torch's iterator, one with slots
             return iterator
         one.pids = compat.loader_workers(iterator)
@@ -82,38 +82,35 @@ def _show(one: Pass) -> None:
     place = at.LOADER
     words[place + at.L_NUMBER] = 0
     words[place + at.L_DRAWN], words[place + at.L_LENGTH] = one.drawn, one.length
-    words[place + at.L_LINE], words[place + at.L_NUM_WORKERS] = one.line, one.num_workers
+    words[place + at.L_LINE], words[place + at.L_NUM_WORKERS] = one.key >> 8, one.num_workers
     words[place + at.L_STARTED_NS], words[place + at.L_ENDED_NS] = one.started_ns, one.ended_ns
-    words[place + at.L_ASKED_NS] = 0
     words[place + at.L_NUMBER] = one.number
     for index in range(at.NUM_LOADER_PIDS):
         words[at.LOADER_PIDS + index] = one.pids[index] if index < len(one.pids) else 0
 
 
 def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    drawn_word, ended_word, asked_word = (
-        at.LOADER + word for word in (at.L_DRAWN, at.L_ENDED_NS, at.L_ASKED_NS)
-    )
+    drawn_word, ended_word, writer = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS, _writer
 
     @functools.wraps(draw)
     def marked(self: Any) -> Any:
-        one = getattr(self, "_allranks_pass", None)
-        if one is None or states.is_other_thread():
+        try:
+            one = self._allranks_pass
+        except AttributeError:
+            return draw(self)
+        if get_ident() != writer.owner:
             return draw(self)
         if one is not _current:
             _show(one)
-        writer = _writer
-        before, line = writer.phase_now, writer.line_now
-        writer.mark(at.DATA, one.line)
-        writer.words[asked_word] = writer.since
+        before = writer.mark(one.key)
         try:
             batch = draw(self)
         except StopIteration:
             one.ended_ns = writer.words[ended_word] = monotonic_ns()
             raise
         finally:
-            writer.mark(before, line)
-        one.drawn = writer.words[drawn_word] = one.drawn + 1
+            writer.mark(before)
+        writer.words[drawn_word] = one.drawn = one.drawn + 1
         return batch
 
     return marked

@@ -1,9 +1,14 @@
-"""Marks of a training step: DDP, backward, optimizer, and files written with torch.save."""
+"""Marks of a training step: DDP, backward, optimizer, and files written with torch.save.
+
+These are in the way of every step, so they are written to cost little (bench/watch/in_turn.py): a mark before and after,
+nothing looked up that can be kept.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +23,13 @@ def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        if states.is_other_thread():
+        if get_ident() != _writer.owner:
             return function(*args, **kwargs)
-        before, line = _writer.phase_now, _writer.line_now
-        _writer.mark(phase, _lines.here())
+        before = _writer.mark(phase | _lines.here())
         try:
             return function(*args, **kwargs)
         finally:
-            _writer.mark(before, line)
+            _writer.mark(before)
 
     return marked
 
@@ -38,103 +42,114 @@ def mark_files(module: Any) -> None:
 
 def mark_backward(module: Any) -> None:
     """torch.autograd.backward, which Tensor.backward calls."""
-    backward = module.backward
+    backward, writer, here = module.backward, _writer, _lines.here
 
     @functools.wraps(backward)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        if states.is_other_thread():
+        if get_ident() != writer.owner:
             return backward(*args, **kwargs)
-        before, line = _writer.phase_now, _writer.line_now
-        _writer.mark(at.BACKWARD, _lines.here())
+        before = writer.mark(at.BACKWARD | here())
         try:
             result = backward(*args, **kwargs)
         except BaseException as error:
             states.communication_failed(error, "backward")
             raise
         finally:
-            _writer.mark(before, line)
-        replica = states.replica
-        if replica is not None:
-            _check_gradients(replica)
+            writer.mark(before)
+        if states.pending is not None:
+            _check_gradients()
         return result
 
     module.backward = marked
 
 
-def _check_gradients(replica: states.Replica) -> None:
+def _check_gradients() -> None:
     """Which parameters got no gradient in this backward: known now, before the others wait for them."""
-    states.replica = None  # one forward, one check
-    unused = compat.unused_parameters(replica.ddp)
-    words = _writer.words
+    replica, states.pending = states.pending, None  # one forward, one check
+    if replica is None:
+        return
+    unused = compat.unused_parameters(replica.check)
     if unused is not None:
-        words[at.W_UNUSED] = _writer.string(unused)
         replica.alarms += 1
-    elif words[at.W_UNUSED]:
-        words[at.W_UNUSED] = 0
+        replica.check_after_ns = states.NEVER_NS if replica.alarms >= states.MAX_ALARMS else 0
+        replica.has_unused = True
+        _writer.words[at.W_UNUSED] = _writer.string(unused)
+    elif replica.has_unused:
+        replica.has_unused = False
+        _writer.words[at.W_UNUSED] = 0
 
 
 def mark_replicas(module: Any) -> None:
     """DistributedDataParallel: its constructor and its forward."""
-    torch = sys.modules["torch"]  # not whole yet: torch.compiler is looked up when it is called
     ddp = module.DistributedDataParallel
-    build, forward = ddp.__init__, ddp.forward
+    ddp.__init__, ddp.forward = _marked_build(ddp.__init__), _marked_forward(ddp.forward)
 
+
+def _marked_build(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
-    def marked_build(self: Any, *args: Any, **kwargs: Any) -> None:
+    def marked(self: Any, *args: Any, **kwargs: Any) -> None:
         if states.is_other_thread():
             build(self, *args, **kwargs)
             return
-        before, line = _writer.phase_now, _writer.line_now
-        _writer.mark(at.BUILD, _lines.here())
+        before = _writer.mark(at.BUILD | _lines.here())
         models.describe(args[0] if args else kwargs.get("module"))
         try:
             with states.inside_call():
                 build(self, *args, **kwargs)
         finally:
-            _writer.mark(before, line)
+            _writer.mark(before)
+
+    return marked
+
+
+def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    torch = sys.modules["torch"]  # not whole yet: what is needed of it is looked up when it is called
+    writer, here = _writer, _lines.here
 
     @functools.wraps(forward)
-    def marked_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or states.is_other_thread():
+    def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if get_ident() != writer.owner:
             return forward(self, *inputs, **kwargs)
-        before, line = _writer.phase_now, _writer.line_now
-        _writer.mark(at.FORWARD, _lines.here())
+        before = writer.mark(at.FORWARD | here())
         try:
             result = forward(self, *inputs, **kwargs)
         except BaseException as error:
             states.communication_failed(error, "forward")
             raise
         finally:
-            _writer.mark(before, line)
-        states.forward_done(self)
+            writer.mark(before)
+        if torch.is_grad_enabled():
+            states.forward_done(self)
         return result
 
-    ddp.__init__, ddp.forward = marked_build, marked_forward
+    return compat.let_dynamo_see(marked, forward)
 
 
 def mark_optimizers(module: Any) -> None:
     """Optimizer.step, by torch's own global hooks."""
-    torch = sys.modules["torch"]  # not whole yet: torch.compiler is looked up when it is called
-    outer: list[int] = []  # the optimizer whose step goes on: ZeroRedundancyOptimizer steps another inside
-    before = [at.PYTHON, 0]
+    writer = _writer
+    outer: Any = None  # the optimizer whose step goes on: ZeroRedundancyOptimizer steps another inside
+    before = at.PYTHON
 
     def enter(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or states.is_other_thread():
+        nonlocal outer, before
+        if get_ident() != writer.owner:
             return
-        if outer and _writer.phase_now == at.OPTIMIZER:
-            return  # inside another step (an earlier one that raised has left no phase behind)
-        outer[:] = (id(optimizer),)
-        before[:] = _writer.phase_now, _writer.line_now
-        _writer.mark(at.OPTIMIZER)
+        if outer is None or writer.words[at.W_PHASE] != at.OPTIMIZER:  # or an earlier step raised
+            outer = optimizer
+            before = writer.mark(at.OPTIMIZER)
 
     def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or states.is_other_thread() or outer != [id(optimizer)]:
+        nonlocal outer
+        if outer is not optimizer:
             return
-        outer.clear()
-        _writer.mark(before[0], before[1])
-        if not _writer.is_library_stepped:
-            _writer.end_step()
-        states.note_step_end()
+        outer = None
+        writer.mark(before)
+        if not writer.is_library_stepped:
+            states.note_step_end(writer.end_step())
 
-    module.register_optimizer_step_pre_hook(enter)
-    module.register_optimizer_step_post_hook(leave)
+    def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
+        """What a compiled optimizer calls."""
+
+    module.register_optimizer_step_pre_hook(compat.let_dynamo_see(enter, nothing))
+    module.register_optimizer_step_post_hook(compat.let_dynamo_see(leave, nothing))

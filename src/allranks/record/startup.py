@@ -49,7 +49,10 @@ def before_torch():
     for name, value in TORCH_SETTINGS.items():
         os.environ.setdefault(name, value)
     process.WRITER.phase(at.IMPORT)
-    farewell.watch_threads()
+    try:
+        farewell.watch_threads()
+    except Exception as error:  # noqa: BLE001 - must not fail the import of torch
+        print(f"[allranks] exceptions of threads are not recorded: {error!r}", file=sys.stderr)
     return process.WRITER.leave
 
 

@@ -6,6 +6,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic_ns
 from typing import Any
 
 from allranks.record import compat, process
@@ -18,23 +19,28 @@ inside: set[int] = set()
 world: Any = None
 
 
+# A call into torch costs 5 us where its code is not in the processor's cache: not at every step of 1 ms.
+EVERY_NS = 10_000_000
+NEVER_NS = 1 << 62
+_next_note_ns = 0
+MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)
+
+
 class Replica:
     """A DistributedDataParallel whose gradients are checked after its backward."""
 
-    __slots__ = ("_ddp", "alarms")
+    __slots__ = ("alarms", "check", "check_after_ns", "ddp", "has_unused")
 
     def __init__(self, ddp: Any) -> None:
-        self._ddp = weakref.ref(ddp)
+        key = id(ddp)
+        self.ddp = weakref.ref(ddp, lambda _: _replicas.pop(key, None))
+        self.check = compat.reducer_check(ddp)
+        self.check_after_ns = 0 if self.check is not None else NEVER_NS
         self.alarms = 0
-
-    @property
-    def ddp(self) -> Any:
-        """The module, None when it is gone."""
-        return self._ddp()
+        self.has_unused = False
 
 
-MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)
-replica: Replica | None = None  # the one whose forward was last, until its backward
+pending: Replica | None = None  # the one whose forward was last, until its backward
 _replicas: dict[int, Replica] = {}
 
 
@@ -56,24 +62,28 @@ def inside_call() -> Iterator[None]:
 
 
 def forward_done(ddp: Any) -> None:
-    """A forward of `ddp` has returned: one micro-step more, and gradients to come."""
-    global replica
-    import torch
-
-    if not torch.is_grad_enabled():
-        return
+    """A forward of `ddp` has returned, with gradients to come: one micro-step more."""
+    global pending
     _writer.words[at.W_MICRO_STEP] += 1
-    known = _replicas.get(id(ddp))
-    if known is None or known.ddp is not ddp:
-        known = _replicas[id(ddp)] = Replica(ddp)
-    replica = known if known.alarms < MAX_ALARMS and compat.may_check_reducer(ddp) else None
+    replica = _replicas.get(id(ddp))
+    if replica is None:
+        replica = _replicas[id(ddp)] = Replica(ddp)
+    now = monotonic_ns()
+    pending = replica if now >= replica.check_after_ns and ddp.require_backward_grad_sync else None
+    if pending is not None:
+        replica.check_after_ns = now + EVERY_NS
 
 
-def note_step_end() -> None:
-    """At the end of an optimizer step: how many collectives were issued; all ranks must agree on it."""
-    if world is not None:
-        words = _writer.words
-        words[at.W_STEP_SEQ] = words[at.W_GROUP_SEQ] = compat.sequence_number(world)
+def note_step_end(now: int) -> None:
+    """How many collectives were issued when a step ended; all ranks must agree on it."""
+    global _next_note_ns
+    if world is None or (_writer.step % 16 and now < _next_note_ns):
+        return
+    _next_note_ns = now + EVERY_NS
+    words = _writer.words
+    words[at.W_SEQ_STEP] = -1
+    words[at.W_STEP_SEQ] = compat.sequence_number(world)
+    words[at.W_SEQ_STEP] = _writer.step
 
 
 def communication_failed(error: BaseException, what: str) -> None:
@@ -86,7 +96,7 @@ def communication_failed(error: BaseException, what: str) -> None:
 
 def known_replicas() -> list[Any]:
     """The DDP modules that were used and still live."""
-    return [ddp for known in list(_replicas.values()) if (ddp := known.ddp) is not None]
+    return [ddp for known in list(_replicas.values()) if (ddp := known.ddp()) is not None]
 
 
 process.AFTER_FORK.append(inside.clear)

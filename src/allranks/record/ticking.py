@@ -83,7 +83,7 @@ def _answer(number: int) -> None:
     if path is None:
         return
     writer = process.WRITER
-    if writer.phase_now == at.BACKWARD:
+    if writer.words[at.W_PHASE] & 0xFF == at.BACKWARD:
         names = [name for ddp in states.known_replicas() if (name := compat.last_gradient(ddp))]
         writer.words[at.W_LAST_GRAD] = writer.string(names[-1]) if names else 0
     found = {source: _parsed(text) for source, text in compat.flight_entries()}

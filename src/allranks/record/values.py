@@ -90,7 +90,7 @@ class Loader:
     num_workers: int
     started_ns: int
     ended_ns: int  # 0 = not exhausted
-    asked_ns: int  # when the last batch was asked for
+    asked_ns: int  # when the batch that is waited for was asked for, 0 = none is
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Record:
     tick_ns: int  # old while the process lives: its GIL is held, or it is stopped
     asked: int
     answered: int
-    marks: int  # grows with every change of phase
+    marks: int  # grows with every change of phase; compare it, do not count with it
     phase: Phase
     phase_since_ns: int
     line: str  # the user's line of the phase, "file:line function"; "" not known
@@ -183,7 +183,8 @@ class Record:
     issued: int  # collectives of the user's calls
     issued_at_step: int  # the same, when the last step ended
     group_seq: int  # of the default group, DDP's collectives included; at most 0.1 s old; -1 unknown
-    group_seq_at_step: int  # the same, when the last step ended
+    group_seq_at_step: int  # the same, when step `group_seq_step` ended: every 16th step, or one in 10 ms
+    group_seq_step: int
     num_groups: int  # calls of new_group that returned
     collectives: tuple[Collective, ...]  # the last 32 at most, oldest first
     loader: Loader | None

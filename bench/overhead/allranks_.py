@@ -1,0 +1,17 @@
+"""The job as a user of allranks writes it."""
+
+from job import *
+
+import allranks
+
+lf, done = nn.CrossEntropyLoss(), False
+with allranks.start(global_batch_size=BATCH * int(os.environ.get("WORLD_SIZE", 1))) as run:
+    m = run.model(model())
+    opt = run.optimizer(torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9))
+    dl, c = run.loader(dataset(), shuffle=True, drop_last=True), Clock("allranks")
+    while not done:
+        for x, y in dl:
+            run.step(lf(m(x), y))
+            if c.tick():
+                done = True
+                break

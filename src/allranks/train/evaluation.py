@@ -12,6 +12,7 @@ from torch import nn
 from allranks.comm import gradients, values
 from allranks.core.errors import UsageError
 from allranks.data import RankLoader
+from allranks.record.values import Phase
 from allranks.train.state import RunState
 from allranks.wrap import Ema, plain
 
@@ -34,12 +35,14 @@ class Evaluating(RunState):
         modes = [(part, part.training) for m in chosen for part in m.modules()]
         self.settle()
         self._window.local += 1
+        self._record.phase(Phase.EVALUATE)
         try:
             with torch.no_grad(), ema.swapped() if ema is not None else contextlib.nullcontext():
                 for m in chosen:
                     m.eval()
                 yield
         finally:
+            self._record.leave()
             self._window.local -= 1
             for part, training in modes:
                 part.training = training

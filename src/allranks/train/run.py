@@ -297,6 +297,7 @@ class Run(Feeding, Saving, Evaluating, Deciding):
     def _finish_update(self, update: Update, optimizer: torch.optim.Optimizer | None) -> None:
         if self.emas and not update.skipped:
             self._update_emas(optimizer)
+        self._record.set_step(self.updates, 0, self.epoch)
         for hook in self.on_update:
             hook(update)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from allranks import record
 from allranks.comm import values
 from allranks.comm.devices import pick_device
 from allranks.comm.joining import join
@@ -21,6 +22,7 @@ from allranks.comm.threads import share_threads
 from allranks.core.errors import StartError, UsageError
 from allranks.core.place import Place, find_place
 from allranks.metrics import Sink, default_sinks
+from allranks.metrics.sinks import check_sinks
 from allranks.train.run import Run
 from allranks.train.state import seed_generators
 from allranks.wrap.precision import Precision, use_deterministic, use_tf32
@@ -74,8 +76,10 @@ def start(
             directory has none; "never" begins anew.
 
     Raises:
-        StartError: AR001 to AR012, see core/place.py and comm/joining.py; AR007 another run is open.
-        UsageError: AR104, AR130 wrong settings.
+        StartError: AR001 to AR006, see core/place.py and comm/devices.py; AR007 another run is open; AR008 to AR012, see
+            comm/joining.py.
+        CommError: On the way out: AR020 another rank failed first, AR022 another rank left while this one needed it.
+        UsageError: AR104, AR130 wrong settings; AR162 a sink is none.
     """
     if _open_runs:
         raise StartError(
@@ -85,8 +89,12 @@ def start(
         )
     place = find_place(os.environ)
     chosen = pick_device(place, device)
+    if place.world_size > 1:
+        record.install()  # under torchrun or srun; under allranks run every process has its record already
     made_precision = Precision(precision, chosen)
     _check_sizes(global_batch_size, accumulation_steps, micro_batch_size)
+    _check_numbers(seed=seed, start_timeout_s=start_timeout_s, timeout_s=timeout_s, threads=threads)
+    check_sinks(sinks)
     thread_note = share_threads(place, threads) if chosen.type == "cpu" else ""
     if tf32 is not None:
         use_tf32(tf32)
@@ -112,6 +120,7 @@ def start(
                 accumulation_steps=accumulation_steps,
                 micro_batch_size=micro_batch_size,
                 make_sinks=lambda: [*default_sinks(folder, tensorboard), *sinks],
+                sinks=tuple(sinks),
             )
             run.resume_from = os.fspath(resume)
             _open_runs.append(run)
@@ -166,6 +175,18 @@ def _check_sizes(
             "AR130",
             f"accumulation_steps={accumulation_steps} and micro_batch_size={micro_batch_size}: each follows from the other",
             fix="give one of them",
+        )
+
+
+def _check_numbers(seed: int, start_timeout_s: float, timeout_s: float, threads: int | None) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise UsageError("AR104", f"seed={seed!r}", fix="seed as a whole number, the same on all ranks")
+    for name, value in {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}.items():
+        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise UsageError("AR104", f"{name}={value!r}", fix=f"{name} in seconds, above 0")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise UsageError(
+            "AR104", f"threads={threads!r}", fix="threads as a whole number, at least 1, or None"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from allranks import record
 from allranks.comm.membership import Membership
 from allranks.core.errors import UsageError
 from allranks.core.place import Place
@@ -36,6 +38,7 @@ class RunState:
         accumulation_steps: int,
         micro_batch_size: int | None,
         make_sinks: Callable[[], list[Sink]],
+        sinks: tuple[Sink, ...] = (),
     ) -> None:
         self.place, self.device, self.run_dir, self.seed = place, device, run_dir, seed
         self.precision = precision
@@ -50,6 +53,9 @@ class RunState:
         self.on_update: list[Callable[[Update], None]] = []
         self._membership, self._make_sinks = membership, make_sinks
         self._sinks: list[Sink] | None = None  # made by the first run.log: trackers are slow to import
+        self._given_sinks = (
+            sinks if place.rank == 0 else ()
+        )  # the user's own, closed also if nothing was logged
         self._window = Window()
         self._stepper = Stepper(
             world_size=place.world_size, device=device, precision=precision, window=self._window
@@ -62,6 +68,7 @@ class RunState:
         ] = {}  # by loader: positions of the samples of its last evaluation pass
         self._steps_in_pass = 0
         self._barriers: dict[str, int] = {}
+        self._record = record.recorder()
         self._logged: dict[str, Any] = {}  # on rank 0, the last value of each name: for the best checkpoint
         self._is_seeded_per_rank = False
         self._is_open = True
@@ -103,10 +110,12 @@ class RunState:
         """The loop comes back to a training loader for the next batch; see train/saving.py."""
 
     def close(self, *, failing: bool = False) -> None:
-        """End the run: trackers are closed, and what is called afterwards is an error."""
+        """End the run: loader workers and trackers are closed, and what is called afterwards is an error."""
         self._is_open = False
-        for sink in self._sinks or ():
-            sink.close()
+        with contextlib.ExitStack() as closing:  # the others are closed, too, if one fails to
+            for part in (*(self._sinks or self._given_sinks), *self.loaders.values()):
+                closing.callback(part.close)
+            self._sinks, self._given_sinks = [], ()
 
     # -- guards --------------------------------------------------------------------------------------------------------------
 

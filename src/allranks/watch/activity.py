@@ -87,7 +87,9 @@ def of_stack(stack: Stack | None, place: Place | None, wchan: str, state: str, c
         return Activity("lock", "waits for an import's lock", place)
     if cpu > 0.5 and wchan in ("", "0"):
         return Activity("loop", "computes", place, is_busy=True)
-    if "tty_read" in wchan or ("pipe_read" in wchan and _INPUT_CODE.search(code)):
+    if "tty_read" in wchan or (
+        _INPUT_CODE.search(code) and re.search(r"pipe_read|wait_woken|poll|select", wchan)
+    ):
         return Activity("input", "waits for input", place)
     if "nanosleep" in wchan or (_SLEEP_CODE.search(code) and not wchan.startswith("futex")):
         return Activity("sleep", "sleeps", place)

@@ -35,6 +35,7 @@ _COMM_KINDS = (
 )
 #: Phases that are expected to take long on one rank: the others' wait is no alarm for a while.
 PATIENT_PHASES = ("checkpoint", "evaluate", "import", "start", "build")
+_IDLE = ("sleep", "lock", "input", "debugger", "file_lock")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Case:
         if doing.is_busy:
             limit = 10.0 if rank.is_moving else 2.0
         if record is not None and record.median_step_s == 0.0:
-            limit = 20.0 if doing.is_busy else 5.0  # first steps: workers start, kernels compile, caches fill
+            # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
+            limit = 20.0 if doing.is_busy else 1.5 if doing.kind in _IDLE else 8.0
         if record is not None and record.phase in PATIENT_PHASES:
             limit = 30.0
         return waited < limit
@@ -174,6 +176,8 @@ class Case:
         rank = self.evidence.rank(number)
         record = rank.record if rank else None
         place = wait.call.where if wait.call is not None else record.where if record else None
+        if place is None and rank is not None and rank.failure is not None:
+            place = user_place(rank.failure.frames)
         if place is None and rank is not None:
             stack = next((s for s in rank.stacks if s.is_main), None)
             place = user_place(stack.frames) if stack else None
@@ -283,14 +287,11 @@ def is_victim(rank: Rank) -> bool:
 
 
 def is_dying(rank: Rank) -> bool:
-    """Whether an exception has ended its script, and only the interpreter's own end is to come."""
+    """Whether an exception or sys.exit has ended its script, and only the interpreter's own end is to come."""
     record = rank.record
-    return (
-        rank.exit is None
-        and record is not None
-        and record.exit_kind == "exception"
-        and record.exception is not None
-    )
+    if rank.exit is not None or record is None:
+        return False
+    return record.exit_kind == "exception" or (record.exit_kind == "system_exit" and record.exit_code != 0)
 
 
 def is_comm_abort(rank: Rank) -> bool:

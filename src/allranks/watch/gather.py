@@ -105,12 +105,7 @@ def take_stacks(
         if letter in ("", "Z", "X"):
             continue
         found = target.page
-        if (
-            letter not in ("T", "t", "D")
-            and found is not None
-            and found.stack_signal
-            and proc.catches(target.pid, found.stack_signal)
-        ):
+        if found is not None and _can_answer(letter, found, target.pid):
             path = page.side_file(found, ".stack")
             size = path.stat().st_size if path.exists() else 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -121,6 +116,20 @@ def take_stacks(
     out = _answers(asked)
     silent = [] if is_second else [p for p in asked if p not in out]
     return {**out, **_from_outside([*outside, *silent])}
+
+
+def _can_answer(letter: str, found: page.Record, pid: int) -> bool:
+    """Whether a signal may ask it: it has the handler, runs, and is not in C code that holds the GIL.
+
+    faulthandler needs no GIL, but the signal would cut short a C call such as sleep(3) and let the rank go on.
+    """
+    is_frozen = found.tick_ns > 0 and time.monotonic_ns() - found.tick_ns > 1_000_000_000
+    return (
+        letter not in ("T", "t", "D")
+        and not is_frozen
+        and found.stack_signal > 0
+        and proc.catches(pid, found.stack_signal)
+    )
 
 
 def _answers(asked: dict[int, tuple[Path, int]]) -> dict[int, tuple[str, tuple[Stack, ...]]]:

@@ -33,7 +33,7 @@ class Wait:
 
     rank: int
     kind: str
-    """'call' (the user's own), 'gradients', 'buffers', 'build', 'init'."""
+    """'call' (the user's own), 'gradients', 'buffers', 'build', 'init'; 'lost': it died in some communication."""
     seq: int
     """Collectives it has issued in the group, this one included; -1 = not known."""
     age_s: float
@@ -49,6 +49,7 @@ class Wait:
             "buffers": "DDP's forward (its buffers are broadcast from rank 0)",
             "build": "the construction of DDP",
             "init": "init_process_group",
+            "lost": "communication that was broken off",
         }[self.kind]
 
 
@@ -133,6 +134,9 @@ def last_wait(rank: Rank) -> Wait | None:
             rank.rank, "call", failed.seq + 1 if failed.seq >= 0 else -1, failed.age_s, failed, failed.group
         )
     kind = {"backward": "gradients", "forward": "buffers", "build": "build", "init": "init"}.get(record.phase)
+    if kind is None and rank.failure is not None:
+        in_backward = any(f.function == "_engine_run_backward" for f in rank.failure.frames)
+        kind = "gradients" if in_backward else "lost"
     return Wait(rank.rank, kind, record.group_seq, 0.0) if kind else None
 
 

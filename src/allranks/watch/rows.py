@@ -53,7 +53,9 @@ class Row:
     """Its script has come to its end, or its process is gone."""
     has_ended_well: bool = False
     is_dying: bool = False
-    """An exception has ended its script; the process is still there."""
+    """An exception or sys.exit has ended its script; the process is still there."""
+    is_leaving: bool = False
+    """Its script is at its end, however; the process is still there."""
 
     def to_json(self) -> list[Any]:
         """A list in the order of the fields."""
@@ -122,7 +124,9 @@ def row_of(
         phases_s=tuple(round(p, 3) for p in phases),
         is_over=is_over or record.exit_kind != "" or record.phase == "exit",
         has_ended_well=ended_well or record.exit_kind == "ended",
-        is_dying=not is_over and record.exit_kind == "exception",
+        is_dying=not is_over
+        and (record.exit_kind == "exception" or bool(record.exit_kind == "system_exit" and record.exit_code)),
+        is_leaving=not is_over and record.exit_kind == "" and record.phase == "exit",
     )
 
 

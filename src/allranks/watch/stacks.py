@@ -71,7 +71,7 @@ def parse_traceback(lines: Sequence[str]) -> Failure | None:
     """The last traceback in these lines of output, if there is one."""
     clean = [_RANK_PREFIX.sub("", line) for line in lines]
     heads = [i for i, line in enumerate(clean) if line.strip() == _TRACEBACK_HEAD]
-    blocks = [block for i in heads if (block := _block(clean, i)) is not None]
+    blocks = [block for i in heads if (block := _block(clean, lines, i)) is not None]
     if not blocks:
         return None
     first = last = blocks[-1]
@@ -85,10 +85,10 @@ def parse_traceback(lines: Sequence[str]) -> Failure | None:
         failure = replace(failure, cause=f"{cause.kind}: {cause.message}" if cause.message else cause.kind)
         if not user_frames(failure.frames) and user_frames(cause.frames):
             failure = replace(failure, frames=cause.frames)
-    return replace(failure, text=tuple(clean[first[0] : last[1]]))
+    return replace(failure, text=without_ours(clean[first[0] : last[1]]))
 
 
-def _block(lines: Sequence[str], head: int) -> tuple[int, int, Failure] | None:
+def _block(lines: Sequence[str], raw: Sequence[str], head: int) -> tuple[int, int, Failure] | None:
     """(first line, line after the last, the exception) of the traceback that begins at `head`."""
     indent = len(lines[head]) - len(lines[head].lstrip())
     frames: list[Place] = []
@@ -101,7 +101,10 @@ def _block(lines: Sequence[str], head: int) -> tuple[int, int, Failure] | None:
             if not frames or not (end := _TRACE_END.match(line)):
                 return None
             stop, message = i + 1, end[2] or ""
-            while stop < len(lines) and _continues(lines[stop], stop - i):
+            is_marked = bool(
+                _RANK_PREFIX.match(raw[i])
+            )  # torch's excepthook marks every line: the end is known
+            while stop < len(lines) and _continues(lines[stop], raw[stop], stop - i, is_marked):
                 message += "\n" + lines[stop][indent:]
                 stop += 1
             kind = end[1].rsplit(".", 1)[-1]
@@ -109,13 +112,26 @@ def _block(lines: Sequence[str], head: int) -> tuple[int, int, Failure] | None:
     return None
 
 
-def _continues(line: str, offset: int) -> bool:
-    """Whether a line after 'Kind: message' still looks like that message (it may have several lines)."""
-    return (
-        offset < 12
-        and bool(line.strip())
-        and not line.startswith((_TRACEBACK_HEAD, "[", "terminate called", "Fatal"))
-    )
+def _continues(line: str, raw: str, offset: int, is_marked: bool) -> bool:
+    """Whether a line after 'Kind: message' still belongs to that message (it may have several lines)."""
+    if is_marked:
+        return bool(_RANK_PREFIX.match(raw)) and line.strip() != _TRACEBACK_HEAD
+    ends = line.startswith((_TRACEBACK_HEAD, "[", "terminate called", "Fatal", "Exception ignored"))
+    return offset < 60 and bool(line.strip()) and not ends and (offset < 12 or line[0].isspace())
+
+
+def without_ours(lines: Sequence[str]) -> tuple[str, ...]:
+    """A traceback without the frames of the record, which only pass a call on."""
+    out: list[str] = []
+    skips = False
+    for line in lines:
+        if frame := _TRACE_FRAME.match(line):
+            skips = "/allranks/record/" in frame[1]
+        elif line and not line[0].isspace():
+            skips = False
+        if not skips:
+            out.append(line)
+    return tuple(out)
 
 
 def is_library(file: str) -> bool:

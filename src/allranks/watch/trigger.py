@@ -19,6 +19,7 @@ MISMATCH_S = 0.3
 STOPPED_S = 0.15
 DYING_S = 0.2
 """After an exception its traceback is printed; then it can be read."""
+LEAVING_S = 1.5
 SAME_CALL_S = 3.0
 """All ranks in the same collective for so long: the network, perhaps."""
 SILENCE_S = 10.0
@@ -99,6 +100,8 @@ class Trigger:
         return Suspicion("mismatch", tuple(sorted(rows))) if new else None
 
     def _waiting(self, rows: Mapping[int, Row], live: Mapping[int, Row]) -> Suspicion | None:
+        if any(r.is_leaving and r.phase_s < LEAVING_S for r in live.values()):
+            return None  # its end is heard of in a moment, and says more
         waiting = {n: r for n, r in live.items() if wait_s(r) > limit_s(r)}
         if not waiting or len(rows) < 2:
             self._episode, self._looked_at_s = (), 0.0

@@ -225,7 +225,7 @@ class Watcher:
         verdict = decide(evidence)
         now = time.monotonic()
         case = Case(evidence)
-        if evidence.trigger == "dying" and all(r in case.victims for r in case.failed):
+        if evidence.trigger == "dying" and all(r in case.victims for r in case.failed) and not case.finished:
             return ()  # they lost a peer, whose end is to be heard of first
         if verdict is None or not self._is_news(verdict, now):
             return ()

@@ -94,10 +94,10 @@ CAUSES: tuple[Cause, ...] = (
     # ended, by what is known of the error
     wrong_identity, port_taken, wrong_address, not_reachable,
     unused, ready_twice, static_graph, models_differ, stray_call,
-    shm_full, too_many_files, loader_died, file_not_there, raised,
+    shm_full, too_many_files, loader_died, file_not_there, debugger, raised,
     out_of_memory, killed, crashed, aborted, exited,
     # stopped
-    stopped, stale_lock, debugger,
+    stopped, stale_lock,
     # communication that cannot meet
     groups_differ, from_thread, uneven, left_loop, other_operation, other_dtype, other_shape, other_root, other_reduction, other_line,
     destroyed, finished, buffers, guarded,

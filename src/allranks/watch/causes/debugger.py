@@ -10,6 +10,18 @@ CODE, NAME = "AR220", "rank-in-debugger"
 
 
 def find(case: Case) -> Verdict | None:
+    quit = [r for r in case.roots if r.failure is not None and r.failure.kind == "BdbQuit"]
+    if quit:
+        return case.verdict(
+            CODE,
+            NAME,
+            f"{case.who(quit)} came to a breakpoint, and has no terminal to stop at (BdbQuit)",
+            quit,
+            where=case.frames(quit[0].failure.frames) if quit[0].failure else None,
+            facts=["a rank's standard input is empty: the debugger quits at once"],
+            fix="remove breakpoint() / set_trace(); to debug, run the script with one process: python train.py",
+            can_go_on=False,
+        )
     found = [(r, a) for r in _candidates(case) if (a := case.activity(r)).kind == "debugger"]
     if not found:
         return None

@@ -13,10 +13,14 @@ def find(case: Case) -> Verdict | None:
     left = [r for r in (*case.roots, *case.finished) if left_by_call(r)]
     quiet = [r for r in case.roots if r.exit and r.exit.signal is None and r.failure is None and not _said(r)]
     found = left or quiet
-    if not found or (case.roots and case.roots[0] not in found) or not (case.roots or case.waits):
+    if (
+        not found
+        or (case.roots and case.roots[0] not in found)
+        or not (case.roots or case.waits or case.victims)
+    ):
         return None
     first = found[0]
-    call, code = "exit", first.exit.code if first.exit else 0
+    call, code = "exit", first.exit.code if first.exit else first.record.exit_code if first.record else 0
     where: tuple[str, ...] | None = None
     if first.record is not None:
         call = {"hard_exit": "os._exit", "system_exit": "sys.exit"}.get(first.record.exit_kind, "exit")

@@ -14,7 +14,7 @@ CODE, NAME = "AR228", "loader-stuck"
 
 def find(case: Case) -> Verdict | None:
     found = [(r, case.activity(r)) for r in case.stuck if r.record is not None and r.record.phase == "data"]
-    found = [(r, a) for r, a in found if not case.is_early(r, a)]
+    found = [(r, a) for r, a in found if not (_is_starting(r) and case.is_early(r, a))]
     if not found:
         return None
     rank, doing = found[0]
@@ -52,6 +52,12 @@ def _guilty(rank: Rank) -> Worker | None:
         return max(busy, key=lambda w: w.item_s)
     at_user = [w for w in rank.workers if w.is_loader and w.stacks and worker_activity(w).where is not None]
     return at_user[0] if at_user else None
+
+
+def _is_starting(rank: Rank) -> bool:
+    """Whether the workers may still be coming up, or one of them is at work: no worker has hung at a sample for a while."""
+    hung = [w for w in rank.workers if w.is_loader and w.item_s > 1.0 and not worker_activity(w).is_busy]
+    return not hung
 
 
 def _loader_facts(rank: Rank) -> list[str]:

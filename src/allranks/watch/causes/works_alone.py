@@ -40,5 +40,4 @@ def find(case: Case) -> Verdict | None:
         "works alone (preparation, download?) and has not come yet",
         facts=facts,
         fix="prepare before the job, or give init_process_group a timeout that is long enough: timeout=timedelta(hours=2)",
-        confidence="likely",
     )

@@ -1,0 +1,13 @@
+# ranks 2; expect AR220; says rank 1 .*debugger; guilty
+import os, sys
+from job import RANK, mark, start, train
+
+def fault(step, model):
+    if RANK == 1 and step == 12:
+        mark()
+        sys.stdin = os.fdopen(os.openpty()[1])
+        breakpoint()  #@guilty
+        print("after")  #@guilty
+
+start()
+train(fault)

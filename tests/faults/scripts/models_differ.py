@@ -1,0 +1,7 @@
+# ranks 2; expect AR280; says models differ.*rank 1
+from torch import nn
+from job import RANK, mark, start, train
+
+start()
+mark()
+train(model=nn.Sequential(nn.Linear(16, 16 + RANK), nn.Linear(16 + RANK, 4)))

@@ -6,13 +6,14 @@ import json
 import math
 import numbers
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
-from allranks.core.errors import UsageError
+from allranks.core.errors import UsageError, warn_once
 
 
 @runtime_checkable
@@ -27,7 +28,9 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line in RUN/metrics.jsonl, on disk when log returns."""
+    """One JSON object a line in RUN/metrics.jsonl, handed to the system when log returns."""
+
+    OWN = ("step", "time")
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +38,14 @@ class JsonLines:
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Append one line: step, wall time in seconds, and the values; NaN and infinity as strings, since JSON has none."""
-        line = {"step": step, "time": round(time.time(), 3)} | {k: _jsonable(v) for k, v in values.items()}
+        line: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        for name, value in values.items():
+            if name in self.OWN:  # lost neither, and no training ended for a name
+                warn_once(
+                    "AR162", f"log({name}=...) is in metrics.jsonl as {name}_: {name} is the line's own"
+                )
+                name += "_"
+            line[name] = _jsonable(value)
         self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
@@ -44,6 +54,10 @@ class JsonLines:
 
 
 def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return value
@@ -58,11 +72,11 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder))
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Add the numbers as scalars and the strings as text."""
+        """Add the numbers as scalars and the strings as text; lists and dicts stand in metrics.jsonl only."""
         for name, value in values.items():
             if isinstance(value, str):
                 self._writer.add_text(name, value, step)
-            elif isinstance(value, numbers.Number):
+            elif isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -72,36 +86,71 @@ class TensorBoard:
 
 def default_sinks(run_dir: Path, tensorboard: bool | None) -> list[Sink]:
     """metrics.jsonl, and TensorBoard where it is installed (None), wanted (True) or not (False)."""
-    sinks: list[Sink] = [JsonLines(run_dir / "metrics.jsonl")]
-    if tensorboard is False:
-        return sinks
+    board = None if tensorboard is False else _tensorboard(run_dir / "tensorboard", tensorboard is True)
+    lines = JsonLines(run_dir / "metrics.jsonl")
+    return [lines] if board is None else [lines, board]
+
+
+def _tensorboard(folder: Path, is_wanted: bool) -> TensorBoard | None:
     try:
-        sinks.append(TensorBoard(run_dir / "tensorboard"))
-    except ImportError:
-        if tensorboard:
+        return TensorBoard(folder)
+    except ImportError as error:
+        if is_wanted:
             raise UsageError(
                 "AR162",
-                "tensorboard=True, but it is not installed",
+                "tensorboard=True, but it cannot be imported",
+                why=str(error),
                 fix="pip install 'allranks[tensorboard]'",
-            ) from None
-    return sinks
+            ) from error
+    except (AttributeError, TypeError) as error:  # an installed one that does not fit numpy or protobuf
+        if is_wanted:
+            raise
+        warn_once("AR162", f"no TensorBoard events: {error}; tensorboard=False makes this go away")
+    return None
+
+
+def check_sinks(sinks: Iterable[Any]) -> None:
+    """Refuse what is no tracker before the training, not at its first value.
+
+    Raises:
+        UsageError: AR162.
+    """
+    for sink in sinks:
+        if isinstance(sink, type) or not isinstance(sink, Sink):
+            missing = [name for name in ("log", "close") if not callable(getattr(sink, name, None))]
+            what = f"has no {' and no '.join(missing)}" if missing else "is a class, not an object"
+            raise UsageError(
+                "AR162",
+                f"sinks=({sink!r}): it {what}",
+                fix="an object with log(values, step) and close()",
+            )
 
 
 def plain_value(name: str, value: Any) -> Any:
-    """A logged value as a Python number, string or list.
+    """A logged value as a Python number or string, or a list or dict of such.
 
     Raises:
         UsageError: AR162 it is something that cannot be written down.
     """
     if isinstance(value, torch.Tensor):
         value = value.detach()
-        return value.item() if value.numel() == 1 else value.tolist()
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return value.item()
-    if isinstance(value, (numbers.Number, str, bool, list, tuple, dict, type(None))):
+        value = value.item() if value.numel() == 1 else value.tolist()
+    elif isinstance(value, (np.ndarray, np.generic)) or (
+        hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+    ):
+        value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value.item()
+    if isinstance(value, (str, bool, int, float, type(None))):
         return value
+    if isinstance(value, Mapping):
+        return {str(k): plain_value(f"{name}[{k!r}]", v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(name, v) for v in value]
+    if isinstance(value, numbers.Real):  # Fraction
+        return float(value)
+    if isinstance(value, numbers.Number) and not isinstance(value, numbers.Complex):  # Decimal
+        return float(str(value))
     raise UsageError(
         "AR162",
         f"log({name}=...) got a {type(value).__name__}",
-        fix="a number, a tensor, a string or a list of them",
+        fix="a number, a string, a tensor, or a list or dict of these",
     )

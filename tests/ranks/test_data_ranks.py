@@ -174,3 +174,16 @@ def _evaluate_alone() -> int:
 
 def test_evaluation_when_only_one_rank_does_it_waits_for_nobody() -> None:
     assert run_ranks(2, _evaluate_alone) == [3 + 3, 0]
+
+
+def _look_on_rank_0() -> list[list[int]]:
+    data = TensorDataset(torch.arange(12))
+    loader = make_loader(data, rank=dist.get_rank(), world_size=2, global_batch_size=4, shuffle=True)
+    if dist.get_rank() == 0:
+        next(iter(loader))
+    return [loader.current.indices or [] for _ in loader if loader.current is not None]
+
+
+def test_a_look_at_the_first_batch_when_on_one_rank_only_keeps_the_ranks_together() -> None:
+    first, second = run_ranks(2, _look_on_rank_0)
+    assert sorted(i for batch in first + second for i in batch) == list(range(12))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import IterableDataset
 
 Division = Literal["whole", "rank", "own", "as workers"]
@@ -53,23 +50,6 @@ def _names_in_code(code: CodeType) -> set[str]:
         elif isinstance(constant, str):
             names.add(constant)
     return names
-
-
-@contextlib.contextmanager
-def presented_as_worker(worker: int, num_workers: int, dataset: Any) -> Iterator[None]:
-    """Inside, get_worker_info() says that this process is one of several workers: a data set that divides itself over
-    workers then divides itself over ranks."""
-    if num_workers == 1:
-        yield
-        return
-    before = torch_worker._worker_info
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=worker, num_workers=num_workers, seed=torch.initial_seed(), dataset=dataset
-    )
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = before
 
 
 def fingerprint_of(samples: Any) -> int:

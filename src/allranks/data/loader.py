@@ -67,7 +67,7 @@ class RankLoader:
         self._exchange: Exchange | Literal["auto"] | None = exchange
         self._epoch_of, self._on_batch, self._on_end = epoch_of, on_batch, on_end
         self._epoch = 0
-        self._begun: int | None = None  # the epoch of the last iteration
+        self._begun: Position | None = None  # where the last iteration began that took more than a look
         self._start, self._saved = Position(), None  # where the present iteration began
         self._last: MicroBatch | None = None  # handed out last in it
         self._resume: tuple[Position, Any] | None = None
@@ -113,7 +113,8 @@ class RankLoader:
 
         At the end of an epoch it is that epoch's end: resumed there, the epoch has no more batches.
         """
-        position, saved = self._resume or (self._next(), self._next_state())
+        waiting = self._resume if self._last is None else None
+        position, saved = waiting or (self._next(), self._next_state())
         state = self._layout().to_state(position)
         if saved is not None:
             state |= {"data_set": saved, "rank": self._source.plan.rank}
@@ -132,7 +133,7 @@ class RankLoader:
             logger.warning("the loader goes on with the seed of its saved state, %d", state["seed"])
             self._seed = state["seed"]
             self._source.reseed(self._seed)
-        self._resume = position, self._saved_of(state, position)
+        self._resume, self._last = (position, self._saved_of(state, position)), None
         if self._epoch_of is None:
             self._epoch = position.epoch
 
@@ -173,35 +174,32 @@ class RankLoader:
         return self._saved if self._last is None else self._last.next_state
 
     def _enter_epoch(self) -> tuple[Position, Any]:
-        """Decide with what a new iteration begins."""
+        """With what a new iteration begins."""
         epoch = self._epoch if self._epoch_of is None else self._epoch_of()
-        resume, self._resume = self._resume, None
-        if resume is not None and resume[0].epoch == epoch:
-            start, saved = resume
-        else:
-            # A second pass within one epoch of run.epochs is shuffled anew.
-            again = self._epoch_of is not None and epoch == self._begun
-            start, saved = Position(epoch, self._start.pass_ + 1 if again else 0), None
-        self._epoch = self._begun = epoch
-        self._start, self._saved, self._last = start, saved, None
-        return start, saved
+        if self._resume is not None and self._resume[0].epoch == epoch:
+            return self._resume
+        # A second pass within one epoch of run.epochs is shuffled anew.
+        begun = self._begun
+        again = self._epoch_of is not None and begun is not None and begun.epoch == epoch
+        return Position(epoch, begun.pass_ + 1 if begun is not None and again else 0), None
 
     def __iter__(self) -> Iterator[Any]:
-        start, saved = self._enter_epoch()
+        start, saved = self._start, self._saved = self._enter_epoch()
+        self._last = None
         running = self._running = object()
         pairs = on_device(self._source.micro_batches(start, saved), self._device)
         comparison: SameData | None = None
-        is_first = True
+        has_begun = False
         try:
             for each, data in pairs:
-                if is_first:
-                    is_first, comparison = False, self._compare(start)
                 self.current = self._last = each
                 if self._on_batch is not None:
                     self._on_batch(each)
                 yield data
                 if comparison is not None:
                     comparison = comparison.finish()
+                elif not has_begun:
+                    has_begun, comparison = True, self._begin(start)
                 if self._running is not running:
                     raise UsageError(
                         "AR143",
@@ -210,9 +208,22 @@ class RankLoader:
                     )
                 if self.on_taken is not None:
                     self.on_taken()
+            if not has_begun:
+                has_begun = True
+                self._begun, self._resume = start, None
+            if comparison is not None:
+                comparison.finish()
         finally:
             if self._running is running:
-                self._leave_epoch()
+                self._leave_epoch(has_begun)
+
+    def _begin(self, start: Position) -> SameData | None:
+        """Count the iteration, since the loop came back for a second batch.
+
+        Who only looks at a first batch, maybe on one rank, changes no later iteration and waits for nobody.
+        """
+        self._begun, self._resume = start, None
+        return self._compare(start)
 
     def _compare(self, start: Position) -> SameData | None:
         """Begin to compare with the other ranks what this epoch goes through."""
@@ -236,10 +247,10 @@ class RankLoader:
             self.name,
         )
 
-    def _leave_epoch(self) -> None:
+    def _leave_epoch(self, has_begun: bool) -> None:
         self._running = self.current = None
-        if self._epoch_of is None:
-            self._epoch += 1
+        if self._epoch_of is None and has_begun:
+            self._epoch = self._start.epoch + 1
         if self._on_end is not None:
             self._on_end()
 

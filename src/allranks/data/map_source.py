@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from allranks.data.batch import MicroBatch
-from allranks.data.order import Order, WholeOrder, Window
+from allranks.data.order import Order, Window
 from allranks.data.plan import Plan
 from allranks.data.position import Position
 from allranks.data.randomness import mix
@@ -32,7 +32,7 @@ class MapSource:
 
     def __init__(self, order: Order, plan: Plan, engine: Engine, *, seed: int) -> None:
         self.order, self.plan, self.engine, self.seed = order, plan, engine, seed
-        self.num_samples: int | None = order.length if isinstance(order, WholeOrder) else None
+        self.num_samples: int | None = order.num_samples()
         self.fingerprint: int | None = None
 
     def num_batches(self) -> int | None:

@@ -199,7 +199,7 @@ def _unwrap_samplers(wanted: Wanted, world_size: int) -> None:
     sampler = wanted.sampler
     if isinstance(sampler, DistributedSampler):
         _replace_distributed(sampler, wanted, world_size)
-    elif type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == _len(sampler):
+    elif isinstance(sampler, RandomSampler) and _is_a_permutation(sampler):
         if isinstance(sampler.generator, torch.Generator):
             wanted.seed = sampler.generator.initial_seed()
         wanted.shuffle, wanted.sampler = True, None
@@ -207,8 +207,11 @@ def _unwrap_samplers(wanted: Wanted, world_size: int) -> None:
         wanted.shuffle, wanted.sampler = wanted.shuffle or False, None
 
 
-def _len(sampler: RandomSampler) -> int:
-    return len(sampler.data_source)
+def _is_a_permutation(sampler: RandomSampler) -> bool:
+    """torch's class itself, or torchdata's, which adds a state that we do not need; not a subclass of the user's."""
+    kind = type(sampler)
+    is_plain = kind is RandomSampler or kind.__module__.startswith("torchdata.")
+    return is_plain and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
 
 
 def _replace_distributed(sampler: DistributedSampler[Any], wanted: Wanted, world_size: int) -> None:

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from allranks.data.division import Division, fingerprint_of, presented_as_worker
+from allranks.data.division import Division, fingerprint_of
 from allranks.data.plan import Plan
 from allranks.data.position import Position
 from allranks.data.randomness import KeptRandomness, OwnRandomness, mix
 from allranks.data.shares import num_micro_of, split
+from allranks.data.torch_inside import presented_as_worker
 
 _COLLATE = 0x636F6C6C
 

@@ -20,6 +20,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from allranks.data.randomness import mix, seed_all
+from allranks.data.torch_inside import change_worker_info
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WORKER = 0x776F726B
@@ -57,12 +58,11 @@ class WorkerStart:
         info = get_worker_info()
         if info is not None:
             seed_all(mix(info.seed, _WORKER))
-            # The record is frozen, and holds our reader.
-            object.__setattr__(info, "dataset", self.dataset)
+            change_worker_info(info, dataset=self.dataset)  # it says our reader
             if self.as_one_of is not None:
                 rank, world_size = self.as_one_of
-                object.__setattr__(info, "id", rank * info.num_workers + info.id)
-                object.__setattr__(info, "num_workers", world_size * info.num_workers)
+                first = rank * info.num_workers
+                change_worker_info(info, id=first + info.id, num_workers=world_size * info.num_workers)
         if self.user_function is not None:
             self.user_function(worker_id)
 

@@ -1,8 +1,4 @@
-"""Who starts a DataLoader's workers, and makes sure that they end?
-
-torch has no public way to end workers before the garbage collector does, so its private names are here and only here;
-where one is missing, dropping the iterator has to do.
-"""
+"""Who starts a DataLoader's workers, and makes sure that they end?"""
 
 from __future__ import annotations
 
@@ -18,6 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from allranks.core.errors import UsageError
+from allranks.data.torch_inside import shut_down
 
 
 class WorkerPool:
@@ -69,10 +66,7 @@ class WorkerPool:
     def stop(self) -> None:
         """End the workers; one that torch could not end in its 5 s is killed, since it ignores SIGTERM."""
         source, self._source = self._source, None
-        if callable(shut_down := getattr(source, "_shutdown_workers", None)):
-            shut_down()
-        if getattr(self._loader, "_iterator", None) is not None:
-            self._loader._iterator = None
+        shut_down(self._loader, source)
         del source
         processes, self._processes = self._processes, []
         for process in processes:

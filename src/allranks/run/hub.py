@@ -32,6 +32,8 @@ SETTLE_S = 0.3
 """How long to listen for other failures after the first: the culprit's exit may arrive after a victim's."""
 ON_EXIT_S = 0.7
 SAY_EVERY_S = 10.0
+SAY_FIRST_S = 3.0
+"""The first word about who is missing comes sooner."""
 JOIN_TIMEOUT_S = 600.0
 LAST_CALL_S = 30.0
 """torch elastic's default."""
@@ -78,7 +80,7 @@ class Hub:
         """The signal by which the user or the scheduler asked for the end."""
         self.is_preempted = False
         self._phase_at = self._gathering_since = now
-        self._said_at = now
+        self._said_at = now - SAY_EVERY_S + SAY_FIRST_S
         self._enough_since: float | None = None
         self._pause_s = 0.0
         self._exit_code = 0
@@ -199,6 +201,8 @@ class Hub:
 
     def _enter(self, phase: Phase, now: float) -> None:
         self.phase, self._phase_at, self._said_at = phase, now, now
+        if phase == "gather":
+            self._said_at = now - SAY_EVERY_S + SAY_FIRST_S
 
     def _in_gather(self, now: float) -> None:
         present = self.members.present

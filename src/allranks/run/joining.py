@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from allranks.core.errors import StartError
 from allranks.run import network, preflight
-from allranks.run.hub import JOIN_TIMEOUT_S, SAY_EVERY_S
+from allranks.run.hub import JOIN_TIMEOUT_S, SAY_EVERY_S, SAY_FIRST_S
 from allranks.run.options import Options
 from allranks.run.roster import Hello
 from allranks.run.wire import SocketLink
@@ -48,7 +48,8 @@ def join(
     """
     assert options.port is not None
     limit = float(options.conf.get("join_timeout", options.conf.get("timeout", JOIN_TIMEOUT_S)))
-    begun = said = time.monotonic()
+    begun = time.monotonic()
+    said = begun - SAY_EVERY_S + SAY_FIRST_S
     trouble = Trouble()
     while True:
         sock = _connect(options.host, options.port, trouble)

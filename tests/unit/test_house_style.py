@@ -23,10 +23,10 @@ USERS_SCRIPTS = {ROOT / "tests/faults/scripts", ROOT / "tests/faults/quiet", ROO
 # Where torch has no public way. A new entry is a decision: say why in the file, and have a fallback.
 MAY_USE_PRIVATE_TORCH: dict[str, set[str]] = {
     "comm/joining.py": {"_get_default_store"},
+    "data/torch_inside.py": {"_utils"},
+    "record/compat.py": {"_C", "_distributed_c10d"},
     # torch.optim's own names for "all tensors of a list in one call"; older than torch 2.0.
-    "train/pooling.py": {"_foreach_copy_"},
-    "train/step.py": {"_foreach_mul_"},
-    "wrap/ema.py": {"_foreach_lerp_"},
+    "wrap/precision.py": {"_foreach_lerp_", "_foreach_mul_"},
     # Base classes of every batch norm, public in all but name: isinstance only.
     "wrap/batchnorm.py": {"_BatchNorm"},
     "wrap/buffers.py": {"_NormBase"},

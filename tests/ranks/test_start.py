@@ -286,4 +286,4 @@ def log_wrongly() -> str:
 
 
 def test_log_when_a_value_cannot_be_written_then_named() -> None:
-    assert run_ranks(1, log_wrongly, init=False) == ["log(loss=...) got a object"]
+    assert run_ranks(1, log_wrongly, init=False) == ["log(loss=...) got a value of type object"]

@@ -13,7 +13,7 @@ import torch
 from allranks.comm import threads
 from allranks.comm.threads import share_threads
 from allranks.core import cores
-from allranks.core.cores import cpu_quota, usable_cores
+from allranks.core.cores import cpu_quota, share_of_cores, usable_cores
 from allranks.core.place import Place
 
 
@@ -95,6 +95,26 @@ def test_usable_cores_when_there_is_no_affinity_then_all(
     assert usable_cores(tmp_path, tmp_path) == 10
 
 
+ALL16, FIRST4 = frozenset(range(16)), frozenset(range(4))
+
+
+@pytest.mark.parametrize(
+    ("on_this_host", "usable", "share"),
+    [
+        ([FIRST4], 4, 4),
+        ([FIRST4] * 2, 4, 2),
+        ([FIRST4, frozenset(range(4, 8))], 4, 4),  # Slurm bound each to four of its own
+        ([FIRST4, frozenset({3, 4})], 4, 3.5),
+        ([FIRST4, ALL16], 4, 2),
+        ([FIRST4] * 2, 2, 1),  # a quota of two cores for both
+    ],
+)
+def test_share_of_cores_then_own_cores_count_whole_and_shared_ones_in_part(
+    on_this_host: list[frozenset[int]], usable: int, share: float
+) -> None:
+    assert share_of_cores(FIRST4, on_this_host, usable) == share
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +122,7 @@ def test_usable_cores_when_there_is_no_affinity_then_all(
 def _sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "usable_cores", lambda: 16)
+    monkeypatch.setattr(threads, "affinity", lambda: frozenset(range(16)))
     with mock.patch.dict(os.environ):
         for name in ("OMP_NUM_THREADS", "ALLRANKS_OMP"):
             os.environ.pop(name, None)
@@ -170,3 +191,13 @@ def test_threads_when_asked_for_then_exactly_that() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     assert share_threads(place("torchrun", 4), 6) == "6 intra-op threads, as asked"
     assert torch.get_num_threads() == 6
+
+
+def test_threads_when_the_launcher_bound_each_rank_then_its_own_cores_are_not_divided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr(threads, "affinity", lambda: FIRST4)
+    note = share_threads(place("Slurm", 2), None, [FIRST4, frozenset(range(4, 8))])
+    assert note == "4 intra-op threads: 4 usable cores that this rank shares with 0 of 1 other local ranks"
+    assert torch.get_num_threads() == 4

@@ -96,13 +96,13 @@ def test_plain_value_when_it_can_be_written_then_as_python_has_it(value: Any, pl
     ("value", "kind"), [(object(), "object"), ({1, 2}, "set"), (1j, "complex"), (b"x", "bytes")]
 )
 def test_plain_value_when_it_cannot_be_written_then_named(value: Any, kind: str) -> None:
-    with pytest.raises(UsageError, match=rf"AR162 log\(loss=...\) got a {kind}\n") as caught:
+    with pytest.raises(UsageError, match=rf"AR162 log\(loss=...\) got a value of type {kind}\n") as caught:
         plain_value("loss", value)
     assert caught.value.code == "AR162"
 
 
 def test_plain_value_when_it_is_deep_inside_then_its_place_is_named() -> None:
-    with pytest.raises(UsageError, match=r"log\(loss\['a'\]=...\) got a object"):
+    with pytest.raises(UsageError, match=r"log\(loss\['a'\]=...\) got a value of type object"):
         plain_value("loss", {"a": object()})
 
 

@@ -55,7 +55,7 @@ def add_up(values: Any) -> torch.Tensor | None:
 def _no_number(value: Any) -> UsageError:
     return UsageError(
         "AR160",
-        f"cannot add up a {type(value).__name__}: {str(value)[:60]!r}",
+        f"cannot add up {str(value)[:60]!r}, which is a value of type {type(value).__name__}",
         fix="a number, a tensor or an array, an iterable of them, or a dict of these",
     )
 

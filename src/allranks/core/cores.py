@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 
 def usable_cores(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores this process may run on at once: the smaller of its affinity and its cgroup's CPU quota, at least 1."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
+    cores = len(affinity())
     quota = cpu_quota(proc, cgroup)
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
+
+
+def affinity() -> frozenset[int]:
+    """The numbers of the cores that the system lets this process run on."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def share_of_cores(mine: frozenset[int], on_this_host: Sequence[frozenset[int]], usable: int) -> float:
+    """A rank's fair share of cores: one that it has for itself counts whole, one that it shares with others in part.
+
+    Args:
+        mine: This rank's affinity.
+        on_this_host: The affinity of every rank on this host, this one's too: Slurm and mpirun may have bound each to cores of its own.
+        usable: usable_cores(), which knows the cgroup's quota.
+    """
+    share = sum(1 / max(1, sum(core in other for other in on_this_host)) for core in mine)
+    return min(share, usable / len(on_this_host)) if usable < len(mine) else share
 
 
 def cpu_quota(proc: Path, cgroup: Path) -> float | None:

@@ -151,6 +151,6 @@ def plain_value(name: str, value: Any) -> Any:
         return float(str(value))
     raise UsageError(
         "AR162",
-        f"log({name}=...) got a {type(value).__name__}",
+        f"log({name}=...) got a value of type {type(value).__name__}",
         fix="a number, a string, a tensor, or a list or dict of these",
     )

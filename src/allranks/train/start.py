@@ -19,6 +19,7 @@ from allranks.comm.joining import join
 from allranks.comm.membership import Membership
 from allranks.comm.parting import part
 from allranks.comm.threads import share_threads
+from allranks.core.cores import affinity
 from allranks.core.errors import StartError, UsageError
 from allranks.core.place import Place, find_place
 from allranks.metrics import Sink, default_sinks
@@ -95,7 +96,6 @@ def start(
     _check_sizes(global_batch_size, accumulation_steps, micro_batch_size)
     _check_numbers(seed=seed, start_timeout_s=start_timeout_s, timeout_s=timeout_s, threads=threads)
     check_sinks(sinks)
-    thread_note = share_threads(place, threads) if chosen.type == "cpu" else ""
     if tf32 is not None:
         use_tf32(tf32)
     if deterministic is not None:
@@ -108,6 +108,9 @@ def start(
         run: Run | None = None
         try:
             folder = _agree_on_folder(run_dir)
+            thread_note = (
+                share_threads(place, threads, _local_affinities(place)) if chosen.type == "cpu" else ""
+            )
             seed_generators(seed)
             run = Run(
                 place=place,
@@ -188,6 +191,12 @@ def _check_numbers(seed: int, start_timeout_s: float, timeout_s: float, threads:
         raise UsageError(
             "AR104", f"threads={threads!r}", fix="threads as a whole number, at least 1, or None"
         )
+
+
+def _local_affinities(place: Place) -> list[frozenset[int]]:
+    """The cores of every rank on this host, the same for all or bound by the launcher to some of their own. Collective."""
+    every = values.gather_objects((place.host, affinity()))
+    return [cores for host, cores in every if host == place.host]
 
 
 def _agree_on_folder(run_dir: str | os.PathLike[str] | None) -> Path:

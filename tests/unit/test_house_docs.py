@@ -47,6 +47,14 @@ def test_relative_links_then_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_documents_then_each_is_linked_from_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link.split("#")[0]).resolve() for link in LINK.findall(index.read_text())}
+    ours = {page for page in pages() if index.parent in page.parents and CAUSES not in page.parents} - {index}
+    missing = sorted(str(page.relative_to(ROOT)) for page in ours - linked)
+    assert not missing, f"not linked from docs/README.md: {missing}"
+
+
 def codes_in_source() -> dict[str, str]:
     """Every code that stands in a string of the package, with the first file that has it."""
     found: dict[str, str] = {}

@@ -42,7 +42,7 @@ def mark_files(module: Any) -> None:
 
 def mark_backward(module: Any) -> None:
     """torch.autograd.backward, which Tensor.backward calls."""
-    backward, writer, here = module.backward, _writer, _lines.here
+    backward, writer, here = module.backward, _writer, _lines.watcher()
 
     @functools.wraps(backward)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def _check_gradients() -> None:
     unused = compat.unused_parameters(replica.check)
     if unused is not None:
         replica.alarms += 1
-        replica.check_after_ns = states.NEVER_NS if replica.alarms >= states.MAX_ALARMS else 0
+        replica.check_at_step = states.NEVER if replica.alarms >= states.MAX_ALARMS else 0
         replica.has_unused = True
         _writer.words[at.W_UNUSED] = _writer.string(unused)
     elif replica.has_unused:
@@ -104,7 +104,7 @@ def _marked_build(build: Callable[..., None]) -> Callable[..., None]:
 
 def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     torch = sys.modules["torch"]  # not whole yet: what is needed of it is looked up when it is called
-    writer, here = _writer, _lines.here
+    writer, here, replicas = _writer, _lines.watcher(), states.replicas
 
     @functools.wraps(forward)
     def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -118,8 +118,11 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             writer.mark(before)
-        if torch.is_grad_enabled():
-            states.forward_done(self)
+        if torch.is_grad_enabled():  # gradients are to come: one micro-step more
+            writer.words[at.W_MICRO_STEP] += 1
+            replica = replicas.get(id(self)) or states.Replica(self)
+            if writer.step >= replica.check_at_step:
+                states.expect_gradients(replica, self)
         return result
 
     return compat.let_dynamo_see(marked, forward)
@@ -145,8 +148,8 @@ def mark_optimizers(module: Any) -> None:
             return
         outer = None
         writer.mark(before)
-        if not writer.is_library_stepped:
-            states.note_step_end(writer.end_step())
+        if not writer.is_library_stepped and writer.end_step() >= states.next_note_step:
+            states.note_step_end()
 
     def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
         """What a compiled optimizer calls."""

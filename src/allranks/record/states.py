@@ -19,29 +19,57 @@ inside: set[int] = set()
 world: Any = None
 
 
-# A call into torch costs 5 us where its code is not in the processor's cache: not at every step of 1 ms.
-EVERY_NS = 10_000_000
-NEVER_NS = 1 << 62
-_next_note_ns = 0
+# A call into torch costs 5 us where its code is not in the processor's cache. So only every 16th of steps that are
+# quicker than this has one.
+QUICK_STEP_NS = 6_000_000
+NEVER = 1 << 62
+next_note_step = 0
+_noted_ns = 0
 MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)
+replicas: dict[int, Replica] = {}
 
 
 class Replica:
     """A DistributedDataParallel whose gradients are checked after its backward."""
 
-    __slots__ = ("alarms", "check", "check_after_ns", "ddp", "has_unused")
+    __slots__ = ("alarms", "check", "check_at_step", "ddp", "has_unused")
 
     def __init__(self, ddp: Any) -> None:
         key = id(ddp)
-        self.ddp = weakref.ref(ddp, lambda _: _replicas.pop(key, None))
+        self.ddp = weakref.ref(ddp, lambda _: replicas.pop(key, None))
         self.check = compat.reducer_check(ddp)
-        self.check_after_ns = 0 if self.check is not None else NEVER_NS
+        self.check_at_step = 0 if self.check is not None else NEVER
         self.alarms = 0
         self.has_unused = False
+        replicas[key] = self
 
 
 pending: Replica | None = None  # the one whose forward was last, until its backward
-_replicas: dict[int, Replica] = {}
+
+
+def expect_gradients(replica: Replica, ddp: Any) -> None:
+    """After the next backward, look whether all gradients of `ddp` have come."""
+    global pending
+    if ddp.require_backward_grad_sync:  # else DDP collects them, and the last micro-step counts
+        pending = replica
+        replica.check_at_step = _writer.step + (16 if is_quick else 1)
+
+
+is_quick = False
+_noted = (0, 0)  # step, ns
+
+
+def note_step_end() -> None:
+    """How many collectives were issued when a step ended; all ranks must agree on it."""
+    global next_note_step, _noted, is_quick
+    words, step, now = _writer.words, _writer.step, monotonic_ns()
+    if world is not None:
+        words[at.W_SEQ_STEP] = -1
+        words[at.W_STEP_SEQ] = compat.sequence_number(world)
+        words[at.W_SEQ_STEP] = step
+    is_quick = now - _noted[1] < QUICK_STEP_NS * max(1, step - _noted[0])
+    _noted = step, now
+    next_note_step = (step // 16 + 1) * 16 if is_quick else step + 1
 
 
 def is_other_thread() -> bool:
@@ -61,31 +89,6 @@ def inside_call() -> Iterator[None]:
         inside.discard(thread)
 
 
-def forward_done(ddp: Any) -> None:
-    """A forward of `ddp` has returned, with gradients to come: one micro-step more."""
-    global pending
-    _writer.words[at.W_MICRO_STEP] += 1
-    replica = _replicas.get(id(ddp))
-    if replica is None:
-        replica = _replicas[id(ddp)] = Replica(ddp)
-    now = monotonic_ns()
-    pending = replica if now >= replica.check_after_ns and ddp.require_backward_grad_sync else None
-    if pending is not None:
-        replica.check_after_ns = now + EVERY_NS
-
-
-def note_step_end(now: int) -> None:
-    """How many collectives were issued when a step ended; all ranks must agree on it."""
-    global _next_note_ns
-    if world is None or (_writer.step % 16 and now < _next_note_ns):
-        return
-    _next_note_ns = now + EVERY_NS
-    words = _writer.words
-    words[at.W_SEQ_STEP] = -1
-    words[at.W_STEP_SEQ] = compat.sequence_number(world)
-    words[at.W_SEQ_STEP] = _writer.step
-
-
 def communication_failed(error: BaseException, what: str) -> None:
     """A collective, forward or backward raised; without a launcher of ours, say here what is known."""
     if _writer.words[at.W_FLAGS] & at.IN_PROCESS:
@@ -96,7 +99,7 @@ def communication_failed(error: BaseException, what: str) -> None:
 
 def known_replicas() -> list[Any]:
     """The DDP modules that were used and still live."""
-    return [ddp for known in list(_replicas.values()) if (ddp := known.ddp()) is not None]
+    return [ddp for known in list(replicas.values()) if (ddp := known.ddp()) is not None]
 
 
 process.AFTER_FORK.append(inside.clear)

@@ -145,15 +145,15 @@ class Writer:
             self.end_step()
 
     def end_step(self) -> int:
-        """One more optimizer step has ended; gives the time."""
+        """One more optimizer step has ended; gives their number."""
         w = self.words
         self.step = step = self.step + 1
-        w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = now = monotonic_ns()
+        w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = monotonic_ns()
         w[at.W_MICRO_STEP] = 0
         if self.issued != w[at.W_STEP_ISSUED]:
             w[at.W_STEP_ISSUED] = self.issued
         w[at.W_STEP] = step
-        return now
+        return step
 
     # -- collectives ----------------------------------------------------------------------------------------
 

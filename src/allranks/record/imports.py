@@ -21,6 +21,7 @@ class AfterImport:
     def __init__(self) -> None:
         self.before: dict[str, Callable[[], Callable[[], None]]] = {}  # gives what to call when it is over
         self.after: dict[str, Callable[[ModuleType], None]] = {}
+        self._finding: set[str] = set()  # another of our kind asks this one in turn
 
     def install(self) -> None:
         """Become the first finder; modules that are there already get their action now."""
@@ -32,8 +33,17 @@ class AfterImport:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Called by the import system for each module that is not there yet."""
-        if name not in self.after:
+        if name not in self.after or name in self._finding:
             return None
+        self._finding.add(name)
+        try:
+            return self._find_spec(name, path, target)
+        finally:
+            self._finding.discard(name)
+
+    def _find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
         spec = None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)

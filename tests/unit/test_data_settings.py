@@ -154,3 +154,20 @@ def test_fewer_samples_than_ranks_when_training_is_said() -> None:
         AllranksWarning, match="AR134 global_batch_size=2 is less than the 97 ranks: 95 of them"
     ):
         make_loader(tensors(10), rank=0, world_size=97, global_batch_size=2, shuffle=True)
+
+
+def test_accumulation_steps_when_they_cannot_be_filled_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    loader = make_loader(tensors(18), global_batch_size=9, accumulation_steps=4, shuffle=True)
+    assert len(loader) == 6
+    assert (
+        "accumulation_steps=4: a global batch of 9 on 1 ranks makes 3 micro-batches of at most 3"
+        in caplog.text
+    )
+    caplog.clear()
+    make_loader(tensors(18), global_batch_size=8, accumulation_steps=4, shuffle=True)
+    assert "accumulation_steps" not in caplog.text
+
+
+def test_a_plain_list_when_given_is_a_data_set() -> None:
+    assert [x.tolist() for x in make_loader([5, 6, 7], global_batch_size=2, num_workers=0)] == [[5, 6], [7]]

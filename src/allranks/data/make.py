@@ -142,6 +142,7 @@ def make_loader(
         micro_batch_size=micro_batch_size,
         stand_ins=wanted.is_training(),
     )
+    _say_fewer_steps(plan)
     make = _stream_source if wanted.is_iterable else _map_source
     return RankLoader(
         make(wanted, plan, local_world_size, device, sharded, exchange),
@@ -154,6 +155,20 @@ def make_loader(
         on_end=on_end,
         exchange=exchange,
         name=name,
+    )
+
+
+def _say_fewer_steps(plan: Plan) -> None:
+    size, steps = plan.global_batch_size, plan.accumulation_steps
+    if size is None or plan.micro_batch_size is not None or (num_micro := plan.parts(size)[0]) == steps:
+        return
+    logger.info(
+        "accumulation_steps=%d: a global batch of %d on %d ranks makes %d micro-batches of at most %d",
+        steps,
+        size,
+        plan.world_size,
+        num_micro,
+        plan.micro_size(size),
     )
 
 

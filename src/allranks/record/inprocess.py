@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 from time import monotonic_ns
 from types import ModuleType
@@ -50,6 +51,8 @@ def _install() -> None:
     owner = os.getpid()
     folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{owner}-", dir=_base())
     atexit.register(_remove, folder, owner)
+    # A multiprocessing child ends without atexit, but with its finalizers.
+    Finalize(None, _remove, args=(folder, owner), exitpriority=0)
     process.open_page(folder)
     process.set_flag(at.IN_PROCESS)
     if startup.number_of_rank() >= 0:

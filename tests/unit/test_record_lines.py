@@ -1,0 +1,132 @@
+"""Is the user's line the one a user would point at?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.record import lines
+from allranks.record.lines import Lines, kind_of, line_of_traceback
+from allranks.record.page import parse
+from allranks.record.writer import Writer
+
+USER, INSTALLED, SKIPPED = range(3)
+
+
+@pytest.mark.parametrize(
+    ("filename", "kind"),
+    [
+        ("/home/u/train.py", USER),
+        ("<stdin>", USER),
+        ("<ipython-input-1>", USER),
+        ("<frozen runpy>", SKIPPED),
+        (json.__file__, SKIPPED),
+        (lines.__file__, SKIPPED),
+        ("/x/lib/python3.11/site-packages/torch/nn/modules/module.py", SKIPPED),
+        ("/x/lib/python3.11/site-packages/torchvision/models.py", INSTALLED),
+        ("/x/lib/python3.11/site-packages/lightning/fit.py", INSTALLED),
+        ("/usr/lib/python3/dist-packages/torch/x.py", SKIPPED),
+    ],
+)
+def test_kind_when_file_then_whose_it_is(filename: str, kind: int) -> None:
+    assert kind_of(filename) == kind
+
+
+def run(source: str, filename: str, **names: object) -> None:
+    exec(compile(source, filename, "exec"), dict(names))
+
+
+def named(writer: Writer, key: int) -> str:
+    writer.mark(4 | key)
+    return parse(bytes(writer.buffer), "").line
+
+
+def test_here_when_called_through_torch_then_the_users_line() -> None:
+    writer, got = Writer(), []
+    found = Lines(writer)
+    inner = {"here": lambda: got.append(found.here(1))}
+    run("def backward():\n    here()", "/x/site-packages/torch/_tensor.py", **inner)
+    scope: dict = dict(inner)
+    exec(compile("def backward():\n    here()", "/x/site-packages/torch/_tensor.py", "exec"), scope)
+    for _ in range(3):
+        run("def step():\n    backward()\n\nstep()", "/home/u/train.py", backward=scope["backward"])
+    # The lambda above is this file's own, so it is the user's line here; the next test has none in between.
+    assert {named(writer, key).split(" ")[1] for key in got} == {"<lambda>"}
+
+
+def test_here_when_only_torch_is_between_then_the_line_outside() -> None:
+    writer, got = Writer(), []
+    found = Lines(writer)
+    scope: dict = {"here": found.here, "got": got}
+    exec(
+        compile("def backward():\n    got.append(here(1))", "/x/site-packages/torch/_tensor.py", "exec"),
+        scope,
+    )
+    run("def step():\n    backward()\n\nstep()\n\nstep()", "/home/u/train.py", backward=scope["backward"])
+    assert [named(writer, key) for key in got] == ["/home/u/train.py:2 step"] * 2
+
+
+def test_here_when_a_trainer_is_between_then_the_users_line_outside_of_it() -> None:
+    writer, got = Writer(), []
+    found = Lines(writer)
+    scope: dict = {"here": found.here, "got": got}
+    exec(compile("def fit():\n    got.append(here(1))", "/x/site-packages/trainer/fit.py", "exec"), scope)
+    run("fit()\n\nfit()", "/home/u/train.py", fit=scope["fit"])
+    assert [named(writer, key) for key in got] == [
+        "/home/u/train.py:1 <module>",
+        "/home/u/train.py:3 <module>",
+    ]
+
+
+def test_watcher_when_lines_and_depths_change_then_follows_them() -> None:
+    writer, got = Writer(), []
+    line = Lines(writer).watcher()
+    torch_file = "/x/site-packages/torch/_tensor.py"
+    scope: dict = {"line": line, "got": got}
+    marked = compile("def marked():\n    got.append(line())\ndef deeper():\n    marked()", torch_file, "exec")
+    exec(marked, scope)
+    run(
+        "marked()\nmarked()\nfor _ in range(2):\n    deeper()\nmarked()",
+        "/home/u/train.py",
+        marked=scope["marked"],
+        deeper=scope["deeper"],
+    )
+    assert [named(writer, key).split(":")[1] for key in got] == [
+        "1 <module>",
+        "2 <module>",
+        "4 <module>",
+        "4 <module>",
+        "5 <module>",
+    ]
+
+
+def test_watcher_when_strings_start_over_then_names_again() -> None:
+    writer, got = Writer(), []
+    line = Lines(writer).watcher()
+    scope: dict = {"line": line, "got": got, "fill": lambda k: writer.string(f"{k} " + "x" * 200)}
+    exec(compile("def marked():\n    got.append(line())", "/x/site-packages/torch/a.py", "exec"), scope)
+    source = "def once():\n    marked()\nonce()\nfor k in range(200):\n    fill(k)\nonce()"
+    run(source, "/home/u/train.py", marked=scope["marked"], fill=scope["fill"])
+    assert got[0] != got[1]
+    assert named(writer, got[1]) == "/home/u/train.py:2 once"
+
+
+def test_traceback_when_raised_in_a_library_then_the_users_innermost_line() -> None:
+    scope: dict = {"loads": json.loads}
+    try:
+        exec(compile("def read():\n    loads('{')\n\nread()", "/home/u/train.py", "exec"), scope)
+    except json.JSONDecodeError:
+        traceback = sys.exc_info()[2]
+    assert traceback is not None
+    assert line_of_traceback(traceback) == "/home/u/train.py:2 read"
+
+
+def test_describe_when_path_is_relative_then_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = compile("0", "train.py", "exec")
+    assert lines.describe(code, 1) == f"{tmp_path}/train.py:1 <module>"

@@ -2,6 +2,7 @@
 
 from allranks.ckpt.checkpoints import Checkpoints, Saved, Session, load, save
 from allranks.ckpt.finding import Found, Problem, find_latest, list_folders, parse_folder, verify
+from allranks.ckpt.into_module import load_weights, put_weights
 from allranks.ckpt.keys import Fit, does_not_fit, fit
 from allranks.ckpt.manifest import Manifest
 from allranks.ckpt.randomness import random_states, restore_random_states
@@ -27,8 +28,10 @@ __all__ = [
     "fit",
     "list_folders",
     "load",
+    "load_weights",
     "open_store",
     "parse_folder",
+    "put_weights",
     "random_states",
     "restore_random_states",
     "save",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +55,20 @@ class Checkpoint:
 
 
 def read_pt(store: Store, folder: str, name: str) -> dict[str, Any]:
-    """Read a .pt file of plain values.
+    """Read a .pt file of plain values that allranks wrote.
 
     Raises:
         CheckpointError: AR607 it asks for code to be run, AR601 it is no such file.
+    """
+    return from_plain(read_pt_file(store, folder, name))
+
+
+def read_pt_file(store: Store, folder: str, name: str) -> dict[str, Any]:
+    """Read a .pt file that holds a dict, whoever wrote it, as it is and without running code.
+
+    Raises:
+        CheckpointError: AR607 it asks for code to be run, AR601 it is no such file.
+        FileNotFoundError: It is not there.
     """
     where = store.path(folder, name)
     try:
@@ -71,17 +80,18 @@ def read_pt(store: Store, folder: str, name: str) -> dict[str, Any]:
             # Of a stranger's file torch warns before it refuses; the refusal is enough.
             warnings.simplefilter("ignore")
             loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|operand|class)[^.\n]*", str(error))
         raise CheckpointError(
             "AR607",
             f"{where} was not loaded: it asks for code to be run ({found.group(1) or found.group(0) if found else 'unknown'})",
-            why="allranks never writes such a file: it was made or changed by something else",
-            fix="do not load it elsewhere either; take a checkpoint from a source you trust",
+            why="weights and training state need no code: the file holds objects of classes, or was made to do harm",
+            fix="if you trust it, load it where it comes from and save its state_dict() there; otherwise do not load it anywhere",
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
         raise CheckpointError("AR601", f"{where} cannot be read: {str(error).splitlines()[0]}") from error
-    plain = from_plain(loaded)
-    if not isinstance(plain, Mapping):
-        raise CheckpointError("AR601", f"{where} holds a {type(plain).__name__}, not a dict")
-    return dict(plain)
+    if not isinstance(loaded, dict):
+        raise CheckpointError("AR601", f"{where} holds a {type(loaded).__name__}, not a dict")
+    return loaded

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from allranks import ckpt
 from allranks.ckpt import Checkpoint, Snapshot
 from allranks.core.errors import CheckpointError
@@ -93,7 +91,8 @@ def put(
     _require_same_parts(run, found, shared, tracked, strict)
     for name, model in run.models.items():
         if name in found.model_names():
-            put_weights(plain(model), found, name, shared["model_extra"].get(name, {}), strict=strict)
+            weights = {**found.weights(name), **shared["model_extra"].get(name, {})}
+            ckpt.put_weights(plain(model), weights, f"model {name!r}", found.path, strict=strict)
             model.buffers_sync.changing = list(shared["buffers"].get(name, ()))
     for name, slot in run.slots.items():
         if name in shared["optimizers"]:
@@ -111,31 +110,6 @@ def put(
     run._stepper._some_unused.update(shared["some_unused"])
     run.epoch = shared["progress"]["epoch"]
     _put_own(run, found, mine, per_rank, strict)
-
-
-def put_weights(
-    module: torch.nn.Module, found: Checkpoint, name: str, extra: Mapping[str, Any], *, strict: bool = True
-) -> None:
-    """Load one model's weights into a plain module; names may carry the prefixes of wrappers.
-
-    Raises:
-        CheckpointError: AR605 they do not fit; grouped by cause.
-    """
-    weights = {**found.weights(name), **extra}
-    expected = module.state_dict()
-    fit = ckpt.fit(
-        {n: tuple(getattr(w, "shape", ())) for n, w in weights.items()},
-        {n: tuple(getattr(w, "shape", ())) for n, w in expected.items()},
-    )
-    if not fit.is_complete:
-        error = ckpt.does_not_fit(fit, f"model {name!r}", found.path)
-        if strict:
-            raise error
-        logger.warning("%s; loaded what fits, as strict=False says: %s", error.what, error.why)
-    wrong = {name for name, _, _ in fit.shapes}
-    module.load_state_dict(
-        {e: weights[f] for f, e in fit.names.items() if e not in wrong}, strict=fit.is_complete
-    )
 
 
 def _require_same_parts(

@@ -1,0 +1,402 @@
+"""Does a run save where everything fits together, resume what is there, and say what does not fit? One process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import allranks
+from allranks import ckpt
+from allranks.core.errors import CheckpointError, UsageError
+
+DATA = torch.utils.data.TensorDataset(torch.arange(24.0).reshape(12, 2) / 24, torch.zeros(12))
+
+
+class Job:
+    """One training, with parts that a test can change."""
+
+    def __init__(self, run_dir: Path, **start: Any) -> None:
+        self.run_dir, self.start = run_dir, start
+        self.width, self.num_epochs = 3, 2
+        self.save_every: dict[str, Any] | None = {"steps": 2}
+        self.before: Any = lambda run: None
+        self.after_step: Any = lambda run: None
+        self.after_loop: Any = lambda run: None
+
+    def make(self, run: Any) -> None:
+        self.model = run.model(nn.Sequential(nn.Linear(2, self.width), nn.Linear(self.width, 1)))
+        self.sgd = run.optimizer(torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9))
+
+    def train(self) -> Job:
+        with allranks.start(self.run_dir, global_batch_size=4, device="cpu", **self.start) as run:
+            self.run = run
+            self.make(run)
+            loader = run.loader(DATA, shuffle=True)
+            if self.save_every is not None:
+                run.save_every(**self.save_every)
+            self.before(run)
+            self.seen: list[tuple[int, int]] = []
+            for epoch in run.epochs(self.num_epochs):
+                for x, _ in loader:
+                    run.step(self.model(x).square().mean())
+                    self.after_step(run)
+                    self.seen.append((epoch, run.updates))
+                self.after_loop(run)
+        return self
+
+    def weights(self) -> list[list[float]]:
+        return [p.tolist() for p in self.model.parameters()]
+
+    def steps(self) -> list[str]:
+        return ckpt.list_folders(ckpt.open_store(self.run_dir / "checkpoints"))
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(update: int) -> Any:
+    def after_step(run: Any) -> None:
+        if run.updates == update:
+            run._checkpoints.wait()
+            raise Stop
+
+    return after_step
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run directory whose run ended after update 5 of 6, saved after 2 and 4."""
+    job = Job(tmp_path / "run")
+    job.after_step = stop_at(5)
+    with pytest.raises(Stop):
+        job.train()
+    return tmp_path / "run"
+
+
+# -- when --------------------------------------------------------------------------------------------------------------------
+
+
+def test_run_without_a_word_saves_nothing_in_a_short_training(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.save_every = None
+    job.train()
+    assert job.steps() == []
+
+
+def test_steps_and_epochs_when_due_save_and_the_end_saves_once(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.num_epochs, job.save_every = 3, {"steps": 4, "epochs": 2, "keep": None}
+    job.train()
+    # Update 4 and 8 by steps, 6 by two epochs, 9 as the end.
+    assert job.steps() == ["step-00000004", "step-00000006", "step-00000008", "step-00000009"]
+    again = Job(tmp_path / "run")
+    again.num_epochs = 3
+    assert again.train().seen == [] and again.weights() == job.weights()
+
+
+def test_minutes_when_over_save_in_between(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.save_every = {"minutes": 60}
+    job.after_step = lambda run: run._pause.ask_to_save() if run.updates == 3 else None
+    job.train()
+    assert job.steps() == ["step-00000003", "step-00000006"]
+
+
+def test_save_when_called_in_the_loop_includes_what_the_loop_does_after_it(tmp_path: Path) -> None:
+    """C80: the learning rate of a scheduler that the loop steps by hand comes back, whatever the order of lines."""
+
+    def make(job: Job) -> Job:
+        job.save_every = None
+        job.before = lambda run: (
+            setattr(job, "steplr", torch.optim.lr_scheduler.StepLR(job.sgd, 1, 0.5))
+            or run.track(steplr=job.steplr)
+        )
+        return job
+
+    job = make(Job(tmp_path / "run"))
+
+    def after_step(run: Any) -> None:
+        if run.updates == 2:
+            run.save(blocking=True)
+        if run.updates == 4:
+            raise Stop
+        job.steplr.step()
+
+    job.after_step = after_step
+    with pytest.raises(Stop):
+        job.train()
+    again = make(Job(tmp_path / "run"))
+    rates: list[float] = []
+    again.after_step = lambda run: (again.steplr.step(), rates.append(again.sgd.param_groups[0]["lr"]))
+    again.train()
+    assert again.seen[0] == (0, 3)
+    assert rates == [0.01 * 0.5**n for n in (3, 4, 5, 6)]
+
+
+def test_save_when_called_after_the_loop_is_of_the_complete_epoch(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.save_every = None
+    job.after_loop = lambda run: run.save() if run.epoch == 0 else None
+    job.train()
+    found = ckpt.load(tmp_path / "run" / "checkpoints" / "step-00000003")
+    assert found.manifest.epoch == 1, "resumed there, the code after the loop is not done twice"
+
+
+def test_save_when_called_outside_the_epochs_saves_at_once(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.save_every = None
+    job.before = lambda run: run.save(blocking=True) or setattr(job, "there", job.steps())
+    job.train()
+    assert job.there == ["step-00000000"]
+
+
+def test_best_when_logged_keeps_that_checkpoint(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.num_epochs = 4
+    job.save_every = {"epochs": 1, "keep": 1, "best": "accuracy", "best_is": "highest"}
+    job.after_loop = lambda run: run.log(accuracy=[0.1, 0.9, 0.3, 0.2][run.epoch])
+    job.train()
+    assert job.steps() == ["step-00000006", "step-00000012"]
+
+
+def test_writer_when_it_fails_ends_the_run_at_the_next_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path / "run")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def after_step(run: Any) -> None:
+        if run.updates == 3:
+            run._checkpoints._background.wait()
+
+    job.before = lambda run: monkeypatch.setattr(os, "fsync", full)
+    job.after_step = after_step
+    with pytest.raises(CheckpointError, match=r"AR608 .*No space left on device"):
+        job.train()
+    assert job.run.updates == 3
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------------
+
+
+def test_run_when_started_again_goes_on_after_the_newest_checkpoint(stopped: Path, tmp_path: Path) -> None:
+    """C79, C97: a restart resumes by itself, in the order of the epoch it was in."""
+    whole = Job(tmp_path / "whole").train()
+    again = Job(stopped).train()
+    assert again.seen == [(1, 5), (1, 6)] and again.weights() == whole.weights()
+
+
+def test_optimizer_when_made_last_still_gets_its_state(stopped: Path) -> None:
+    """C82: state is restored when everything is there, not when the file is read."""
+
+    class Late(Job):
+        def make(self, run: Any) -> None:
+            self.model = run.model(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+            run.save_every(steps=2)
+            self.sgd = run.optimizer(torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9))
+
+    job = Late(stopped)
+    momenta: list[int] = []
+    job.after_loop = lambda run: momenta.append(len(job.sgd.state))
+    job.before = lambda run: run.resume() and momenta.append(len(job.sgd.state))
+    job.save_every = None
+    job.train()
+    assert momenta == [4, 4]
+
+
+def test_newest_checkpoint_when_damaged_is_named_and_the_one_before_taken(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (stopped / "checkpoints" / "step-00000004" / "training.pt").write_bytes(b"")
+    with caplog.at_level(logging.INFO):
+        again = Job(stopped).train()
+    assert again.seen[0] == (0, 3)
+    assert "checkpoint passed over: step-00000004: training.pt is truncated" in caplog.text
+    assert "resumed from" in caplog.text
+
+
+def test_all_checkpoints_when_damaged_are_no_reason_to_begin_anew_in_silence(stopped: Path) -> None:
+    for file in (stopped / "checkpoints").glob("*/manifest.json"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"AR600[\s\S]*step-00000004[\s\S]*step-00000002"):
+        Job(stopped).train()
+    assert Job(stopped, resume="never").train().seen[0] == (0, 1)
+
+
+@pytest.mark.parametrize("path", ["", "checkpoints", "checkpoints/step-00000002"])
+def test_resume_when_given_a_path_takes_it_unless_the_run_has_its_own(
+    stopped: Path, tmp_path: Path, path: str
+) -> None:
+    job = Job(tmp_path / "new", resume=stopped / path).train()
+    first = 3 if path.endswith("2") else 5
+    assert job.seen[0][1] == first
+    assert Job(tmp_path / "new", resume=stopped / path).train().seen == []
+
+
+def test_resume_when_the_path_has_no_checkpoint_says_so(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path / "nowhere" / "step-00000001"):
+        with pytest.raises(CheckpointError, match="AR613 there is no checkpoint at"):
+            Job(tmp_path / "run", resume=path).train()
+
+
+def test_loop_of_its_own_beside_a_checkpoint_is_told_that_it_does_not_resume(stopped: Path) -> None:
+    """C97: restart is not resume."""
+
+    def loop(run: Any, job: Job) -> None:
+        for x, _ in run.loader(DATA, shuffle=True, name="loader"):
+            run.step(job.model(x).square().mean())
+
+    for call_resume in (False, True):
+        job = Job(stopped)
+        with allranks.start(stopped, global_batch_size=4, device="cpu") as run:
+            job.make(run)
+            if call_resume:
+                loader = run.loader(DATA, shuffle=True)
+                assert run.resume() is not None and run.updates == 4
+                assert len(list(loader)) == 2, "the loader goes on too"
+            else:
+                with pytest.raises(
+                    UsageError, match=r"AR620 training began at update 0, beside step-00000004"
+                ):
+                    loop(run, job)
+
+
+# -- what does not fit -------------------------------------------------------------------------------------------------------
+
+
+def test_model_of_another_width_is_refused_with_both_shapes(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(stopped)
+    job.width = 5
+    with pytest.raises(
+        CheckpointError, match=r"AR605 .*model 'model'[\s\S]*0.weight: \[3, 2\] in the checkpoint, \[5, 2\]"
+    ):
+        job.train()
+
+
+class Other(Job):
+    """A job whose parts differ from what was saved."""
+
+    change = ""
+
+    def make(self, run: Any) -> None:
+        names = {"name": "net"} if self.change == "model name" else {}
+        self.model = run.model(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), **names)
+        parameters: Any = list(self.model.parameters())
+        if self.change == "groups":
+            parameters = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+        if self.change == "order":
+            parameters = parameters[::-1]
+        self.sgd = run.optimizer(torch.optim.SGD(parameters, lr=0.01, momentum=0.9))
+        if self.change == "scheduler":
+            run.scheduler(torch.optim.lr_scheduler.StepLR(self.sgd, 1))
+        if self.change == "ema":
+            run.ema(self.model)
+        if self.change == "track":
+            run.track(thing=self.sgd)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model name", "models in the checkpoint that this script has not registered: model"),
+        ("groups", r"parameter groups of \[4\] parameters, this one of \[2, 2\]"),
+        ("order", r"momentum_buffer of parameter 0 has shape \[3, 2\], the parameter \[1\]"),
+        ("scheduler", "has 0 schedulers per update, this script 1"),
+        ("ema", "averages of this script that the checkpoint does not have: ema"),
+        ("track", "tracked objects of this script that the checkpoint does not have: thing"),
+    ],
+)
+def test_parts_when_they_differ_from_the_saved_ones_are_named(stopped: Path, change: str, said: str) -> None:
+    job = Other(stopped)
+    job.change = change
+    with pytest.raises(CheckpointError, match=rf"AR612 [\s\S]*{said}"):
+        job.train()
+
+
+def test_precision_when_changed_from_fp16_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", precision="fp16")
+    job.after_step = stop_at(3)
+    with pytest.raises(Stop):
+        job.train()
+    with pytest.raises(CheckpointError, match=r"AR612 [\s\S]*loss scalers in the checkpoint"):
+        Job(tmp_path / "run").train()
+
+
+def test_parts_when_not_strict_are_taken_as_far_as_they_fit(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Other(stopped)
+    job.change = "ema"
+    job.before = lambda run: run.resume(strict=False)
+    job.train()
+    assert job.seen[0] == (1, 5)
+    assert "averages of this script that the checkpoint does not have: ema" in caplog.text
+
+
+# -- wrong use ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"steps": 1.5}, {"epochs": True}, {"minutes": -1}, {"keep": 0}]
+)
+def test_save_every_when_given_nonsense_refuses(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    job = Job(tmp_path / "run")
+    job.save_every = wrong
+    with pytest.raises(UsageError, match="AR611"):
+        job.train()
+
+
+def test_save_every_when_the_training_has_begun_is_too_late(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run")
+    job.after_step = lambda run: run.save_every(steps=1)
+    with pytest.raises(UsageError, match="AR623"):
+        job.train()
+
+
+def test_track_when_wrong_says_what(tmp_path: Path) -> None:
+    for track, said in (
+        (lambda run: run.track(x=3), "a int has no state_dict"),
+        (lambda run: run.track(x=nn.Linear(1, 1)) or run.track(x=nn.Linear(1, 1)), "was called before"),
+    ):
+        job = Job(tmp_path / "run")
+        job.before = track
+        with pytest.raises(UsageError, match=f"AR624 .*{said}"):
+            job.train()
+    job = Job(tmp_path / "run")
+    job.after_step = lambda run: run.track(x=nn.Linear(1, 1))
+    with pytest.raises(UsageError, match=r"AR624 .*after the training has begun"):
+        job.train()
+
+
+# -- weights from elsewhere --------------------------------------------------------------------------------------------------
+
+
+def test_load_weights_takes_files_of_other_tools_and_their_prefixes(tmp_path: Path, stopped: Path) -> None:
+    """C85, C86."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    wrapped = {f"module._orig_mod.{k}": v for k, v in net.state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": wrapped}, tmp_path / "lightning.pt")
+    torch.save(wrapped, tmp_path / "plain.pt")
+    for path in (tmp_path / "lightning.pt", tmp_path / "plain.pt"):
+        other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        ckpt.load_weights(other, path)
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+    saved = stopped / "checkpoints" / "step-00000004"
+    for path in (saved, saved / "model.safetensors"):
+        ckpt.load_weights(net, path)
+        assert torch.equal(net[0].weight, ckpt.load(saved).weights()["0.weight"])
+    with pytest.raises(CheckpointError, match=r"AR605 .*lightning\.pt does not fit this Linear"):
+        ckpt.load_weights(nn.Linear(2, 3), tmp_path / "lightning.pt")
+    with pytest.raises(CheckpointError, match="AR613"):
+        ckpt.load_weights(net, tmp_path / "none.pt")

@@ -63,7 +63,7 @@ def build_different(folder: str, how: str) -> str:
                 module[0].bias.requires_grad_(False)
         with pytest.raises(RanksDisagree) as caught:
             run.model(module)
-        assert caught.value.code == "AR281"
+        assert caught.value.code == "AR280"
         return caught.value.what
 
 

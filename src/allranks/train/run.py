@@ -50,7 +50,7 @@ class Run(Feeding, Saving, Evaluating, Deciding):
             bucket_cap_mb: DDP's size of a gradient bucket in MiB.
 
         Raises:
-            RanksDisagree: AR281 the ranks built different models.
+            RanksDisagree: AR280 the ranks built different models.
             UsageError: AR100 the run is over, AR112 the module is replicated already.
         """
         self._require_open("model")

@@ -28,7 +28,7 @@ def require_same_model(module: nn.Module, name: str) -> None:
     """Compare the model with the other ranks'. Collective.
 
     Raises:
-        RanksDisagree: AR281, on every rank, with the first difference and the two ranks that hold it.
+        RanksDisagree: AR280, on every rank, with the first difference and the two ranks that hold it.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -43,7 +43,7 @@ def require_same_model(module: nn.Module, name: str) -> None:
     for rank, other in enumerate(models):
         if other != models[0]:
             raise RanksDisagree(
-                "AR281",
+                "AR280",
                 f"ranks 0 and {rank} built different models ({name}): {first_difference(models[0], other, rank)}",
                 why=f"rank 0 has {len(models[0])} parameters and buffers, rank {rank} has {len(other)}",
                 fix="build the model from settings that are the same on every rank, before anything that depends on the rank",

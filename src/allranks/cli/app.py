@@ -20,9 +20,11 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(help=ABOUT, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
     for name, module, help in COMMANDS:
         function: Callable[..., None] = _not_loaded
+        settings: dict[str, bool] | None = None
         if arguments and arguments[0] == name:
-            function = importlib.import_module(module).command
-        app.command(name, help=help)(function)
+            loaded = importlib.import_module(module)
+            function, settings = loaded.command, getattr(loaded, "CONTEXT_SETTINGS", None)
+        app.command(name, help=help, context_settings=settings)(function)
 
     @app.callback()
     def about() -> None:

@@ -1,0 +1,59 @@
+"""What happens in a rank that parity records, before the user's script? Calls are listened to as torch and allranks are imported."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from allranks.record.imports import AfterImport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """What a recorded run is told, as JSON in ALLRANKS_PARITY_OPTIONS."""
+
+    updates: int = 20
+    """Updates after which every rank leaves the script."""
+    dropout: bool = True
+    seed: int = 0
+    """Of the generators, before the script runs; the script's own seed wins."""
+    loaders: list[dict[str, Any]] = field(default_factory=list)
+    """The DataLoaders of the run on many ranks, as recorded: on one rank those with a DistributedSampler get batches as large as all
+    ranks' together."""
+    scale: int = 1
+    """Ranks of that run."""
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def begin(folder: str, options: str) -> None:
+    """Record this process into `folder`, if it is a rank's first; otherwise do nothing."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
+    if (Path(folder) / f"rank{rank}.jsonl").exists():
+        return
+    begin_in_process(Path(folder), RecordOptions(**json.loads(options)), rank, world_size)
+
+
+def begin_in_process(folder: Path, options: RecordOptions, rank: int, world_size: int) -> None:
+    """Listen from now on; modules that are imported already are listened to at once."""
+    hook = AfterImport()
+
+    def torch_is_here(module: ModuleType) -> None:
+        from allranks.parity import listening
+
+        recorder = listening.begin(folder, options, rank, world_size)
+        if recorder is None:
+            return
+        library = AfterImport()
+        library.after["allranks.data.loader"] = lambda module: listening.to_rank_loaders(module, recorder)
+        library.after["allranks.train.run"] = lambda module: listening.to_runs(module, recorder)
+        library.after["allranks.train.start"] = lambda module: listening.to_start(module, folder)
+        library.install()
+
+    hook.after["torch"] = torch_is_here
+    hook.install()

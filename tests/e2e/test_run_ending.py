@@ -331,3 +331,43 @@ def test_module_and_program_then_they_run(allranks: RunCommand, tmp_path: Path) 
         "run", "--nproc", "2", "--no-python", sys.executable, "-c", "import os; print(os.environ['RANK'])"
     )
     assert done.out == "0\n", done.story()
+
+
+def test_preflight_when_another_program_listens_there_then_it_is_named(
+    allranks: RunCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "there.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        meeting = ("--master-addr", "127.0.0.1", "--master-port", port)
+        done = allranks("run", "--nnodes", "2", "--node-rank", "1", *meeting, "there.py")
+    assert done.code == 2, done.story()
+    assert "AR315" in done.err
+    assert str(os.getpid()) in done.err
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full", ">&- 2>&-"])
+def test_launcher_when_its_output_cannot_be_written_then_the_job_is_not_hurt(
+    run_command: RunCommand, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint('hello')\nopen(f\"ran{os.environ['RANK']}\", 'w')\n")
+    done = run_command("bash", "-c", f"{command_path('allranks')} run --nproc 2 train.py {where}")
+    assert done.code == 0, done.story()
+    assert (tmp_path / "ran0").exists()
+    assert (tmp_path / "ran1").exists()
+
+
+def test_two_agents_when_on_one_host_then_they_meet_and_do_not_end_each_other(
+    start_command: StartCommand, tmp_path: Path
+) -> None:
+    text = "import os, time\nr, w = os.environ['RANK'], os.environ['WORLD_SIZE']\ntime.sleep(int(r))\nprint('rank', r, 'of', w)\n"
+    (tmp_path / "train.py").write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    started = [
+        start_command(command_path("allranks"), "run", *meeting, "--nproc", "1", "train.py") for _ in range(2)
+    ]
+    done = [c.finish(40) for c in started]
+    assert [d.code for d in done] == [0, 0], done[0].story() + done[1].story()
+    assert "rank 0 of 2" in done[0].out + done[1].out

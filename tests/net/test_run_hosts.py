@@ -153,7 +153,7 @@ def test_waiting_when_a_node_is_missing_then_each_side_says_who(
     alone.wait_for("node 1 (rank 2 and rank 3)", 1)
     (done_alone,) = ended([alone])
     assert done_alone.code == EXIT_MACHINE
-    assert "AR300 only 1 of 2 nodes came" in done_alone.err
+    assert "AR310 only 1 of 2 nodes came" in done_alone.err
 
 
 def test_meeting_when_nodes_were_told_different_things_then_the_difference_is_named(
@@ -163,18 +163,21 @@ def test_meeting_when_nodes_were_told_different_things_then_the_difference_is_na
     script = train(WAITS)
     first = node(hosts, 0, "--nproc", "1", "--rdzv-id", "a", script, "0", nodes="3")
     wrong = {
-        "AR303 --nproc is 2": ("--nproc", "2", "--rdzv-id", "a"),
-        "AR302": ("--nproc", "1", "--rdzv-id", "b"),
-        "AR301": ("--nproc", "1", "--rdzv-id", "a"),
+        "AR313 --nproc is 2": ("--nproc", "2", "--rdzv-id", "a"),
+        "AR312": ("--nproc", "1", "--rdzv-id", "b"),
+        "AR311": ("--nproc", "1", "--rdzv-id", "a"),
     }
     good = node(hosts, 1, "--nproc", "1", "--rdzv-id", "a", script, "0", nodes="3")
     first.wait_for("2 of 3 nodes are here", 20)
     for said, options in wrong.items():
-        (done,) = ended([node(hosts, 1, *options, script, "0", nodes="3", rank=1 if "301" in said else 2)])
+        (done,) = ended([node(hosts, 1, *options, script, "0", nodes="3", rank=1 if "311" in said else 2)])
         assert done.code == 2, done.story()
         assert said in done.err
         assert f"a node was refused: {said[:5]}" in first.err
-    assert "--nnodes is 2 on host" in ended([node(hosts, 1, "--rdzv-id", "a", script, "0", nodes="2", rank=1)])[0].err
+    assert (
+        "--nnodes is 2 on host"
+        in ended([node(hosts, 1, "--rdzv-id", "a", script, "0", nodes="2", rank=1)])[0].err
+    )
     third = node(hosts, 1, "--nproc", "1", "--rdzv-id", "a", script, "0", nodes="3", rank=2)
     assert [d.code for d in ended([first, good, third])] == [0, 0, 0]
 
@@ -198,7 +201,7 @@ def test_member_when_the_address_means_itself_then_that_is_said(
     )
     (done,) = ended([command])
     assert done.code == 2
-    assert "AR304" in done.err
+    assert "AR314" in done.err
     assert "the host itself" in done.err
 
 

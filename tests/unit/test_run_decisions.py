@@ -39,12 +39,12 @@ PLACE = Place(
     ("new", "code"),
     [
         (OTHER, None),
-        (replace(OTHER, node_rank=0), "AR301"),
-        (replace(OTHER, job="x"), "AR302"),
-        (replace(OTHER, max_nodes=3), "AR303"),
-        (replace(OTHER, nproc=4, nproc_asked="4"), "AR303"),
+        (replace(OTHER, node_rank=0), "AR311"),
+        (replace(OTHER, job="x"), "AR312"),
+        (replace(OTHER, max_nodes=3), "AR313"),
+        (replace(OTHER, nproc=4, nproc_asked="4"), "AR313"),
         (replace(OTHER, nproc=4, nproc_asked="auto"), None),
-        (replace(OTHER, wire=99), "AR308"),
+        (replace(OTHER, wire=99), "AR318"),
     ],
 )
 def test_refusal_then_it_names_what_differs(new: Hello, code: str | None) -> None:
@@ -81,7 +81,7 @@ def test_attendance_when_a_numbered_node_is_missing_then_it_and_its_ranks_are_na
 
 def test_version_differences_then_one_sentence_with_hosts() -> None:
     said = roster.version_differences([HUB, replace(OTHER, versions={"torch": "2.6.0"})])
-    assert said == ["AR308 torch differs between the nodes: 2.13.0 on a; 2.6.0 on b"]
+    assert said == ["AR318 torch differs between the nodes: 2.13.0 on a; 2.6.0 on b"]
 
 
 def test_decide_when_none_are_allowed_then_silence() -> None:

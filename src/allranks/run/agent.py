@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from allranks.run import network, processes
+from allranks.run import network, preempt, processes
 from allranks.run.endings import EXIT_MACHINE, cut_off_text
 from allranks.run.environment import Place
 from allranks.run.hub import Hub
@@ -86,7 +86,7 @@ class Agent:
         self._port = WatchPort(hub)
         self._reported_stop = True
         self._end: Message | None = None
-        self._stop_at = _scheduled_stop(options, env)
+        self._stop_at = preempt.scheduled_stop(options, env)
 
     def run(self) -> int:
         """Until the job has ended here; gives back the launcher's exit code."""
@@ -193,7 +193,7 @@ class Agent:
         self.guard.check()
         known = {r.pid for r in self.local.ranks} if self.local else set()
         processes.reap_adopted(known | ({self.guard.process.pid} if self.guard.process else set()))
-        if nobody_reads() or self.console.is_broken:
+        if nobody_reads() or self.console.reader_is_gone:
             self._terminal_gone()
         if self._stop_at is not None and time.time() >= self._stop_at:
             self._stop_at = None
@@ -236,7 +236,7 @@ class Agent:
             {"kind": "signal", "number": int(number), "ends": number in ENDING, "preempts": preempts}
         )
         if preempts:
-            self._ask_to_stop(signal.Signals(number).name)
+            preempt.ask_to_stop(self.node_dir, signal.Signals(number).name)
         self._forward(number, now)
         if number == signal.SIGINT and self.local is not None and not self.local.all_ended:
             self.console.say("allranks: interrupted; waiting for the ranks to end (Ctrl-C again kills them)")
@@ -250,16 +250,6 @@ class Agent:
         self.link.send({"kind": "signal", "number": int(number), "ends": True, "kills": True})
         if self.local is not None:
             self.local.kill()
-
-    def _ask_to_stop(self, why: str) -> None:
-        """Write the stop file, which the ranks look for at each step; see docs/how-to/run.md."""
-        path = self.node_dir / "stop"
-        text = json.dumps({"why": why, "unix_time": time.time()})
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            making = path.with_suffix(".making")
-            making.write_text(text)
-            making.replace(path)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -317,7 +307,7 @@ class Agent:
         """Another node was told to stop; its ranks and ours are one job."""
         number, now = int(message["number"]), time.monotonic()
         if message.get("preempts"):
-            self._ask_to_stop(f"{signal.Signals(number).name} on host {message.get('host')}")
+            preempt.ask_to_stop(self.node_dir, f"{signal.Signals(number).name} on host {message.get('host')}")
         if message.get("kills") and self.local is not None:
             self.local.kill()
         elif message.get("ends") and number not in self._forwarded_at:
@@ -401,9 +391,3 @@ def _run_dir(path: Path) -> Path:
         path = Path("runs").absolute() / path.name
         path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _scheduled_stop(options: Options, env: Mapping[str, str]) -> float | None:
-    """Unix time at which --stop-before strikes; None without it or without a known end."""
-    end = env.get("SLURM_JOB_END_TIME", "")
-    return float(end) - options.stop_before_s if options.stop_before_s is not None and end.isdigit() else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.core.job import RankExit
+from allranks.core.job import NodeInfo, RankExit
 from allranks.run.members import Members, Node
 from allranks.run.story import Story
 from allranks.run.watching import Answer
@@ -22,6 +23,8 @@ class Attempt:
     exits: dict[int, RankExit] = field(default_factory=dict)
     story: Story | None = None
     answer: Answer | None = None
+    step: int | None = None
+    """The farthest step of any rank when the story was told, if the record knows."""
     failed_at: float = 0.0
 
     @property
@@ -60,3 +63,16 @@ class Attempt:
             "address": members.address(node),
             "hub": members.own.seat.node_rank if members.own.seat else 0,
         }
+
+
+def farthest_step(nodes: Mapping[int, NodeInfo]) -> int | None:
+    """From the watchers' rows; None if nobody is watched or counts steps."""
+    steps: list[int] = []
+    for node in nodes.values():
+        try:
+            from allranks.watch.rows import Row
+
+            steps += [Row.from_json(values).step for values in node.row.get("ranks", ())]
+        except (ImportError, TypeError, ValueError):  # another version's row
+            continue
+    return max(steps, default=0) or None

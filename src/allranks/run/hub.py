@@ -18,7 +18,7 @@ from typing import Any, Literal
 from allranks.core.errors import StartError
 from allranks.core.job import RankExit
 from allranks.run import endings, restarts, roster, story
-from allranks.run.attempt import Attempt
+from allranks.run.attempt import Attempt, farthest_step
 from allranks.run.endings import EXIT_MACHINE
 from allranks.run.members import Members, Node
 from allranks.run.options import Options
@@ -225,12 +225,12 @@ class Hub:
         limit = float(self.options.conf.get("join_timeout", self.options.conf.get("timeout", JOIN_TIMEOUT_S)))
         if waited > limit:
             error = StartError(
-                "AR300",
+                "AR310",
                 f"only {len(present)} of {self.options.max_nodes} nodes came within {limit:.0f} s",
                 why=roster.attendance(hellos, self.options, waited, self.where),
                 fix="start the missing nodes, or --rdzv-conf join_timeout=SECONDS for longer, or --nnodes MIN:MAX for fewer",
             )
-            self._end(EXIT_MACHINE, str(error), code="AR300")
+            self._end(EXIT_MACHINE, str(error), code="AR310")
 
     def _begin(self, nodes: list[Node], now: float) -> None:
         before = [n.hello.host for n in self.attempt.nodes] if self.attempt else []
@@ -305,6 +305,7 @@ class Hub:
         """Print the story on every node, and end the ranks that are left."""
         attempt = self._current()
         attempt.story = told
+        attempt.step = farthest_step(self.watching.nodes)
         attempt.failed_at = attempt.failed_at or now
         shown = values if values is not None else told.to_json()
         is_verdict = values is not None
@@ -328,10 +329,7 @@ class Hub:
     def _decide(self, attempt: Attempt, now: float) -> None:
         told = attempt.story
         assert told is not None
-        step = max(
-            (int(n.row["step"]) for n in attempt.nodes if isinstance(n.row.get("step"), int)), default=None
-        )
-        self.failures.append(restarts.Failure(told.by_script, told.identity, step))
+        self.failures.append(restarts.Failure(told.by_script, told.identity, attempt.step))
         exits = [
             {"rank": e.rank, "code": e.code, "signal": e.signal, "by_us": e.by_us}
             for e in attempt.exits.values()

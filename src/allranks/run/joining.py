@@ -42,8 +42,8 @@ def join(
         interrupted: The number of an ending signal that has come, or 0; asked between attempts.
 
     Raises:
-        StartError: AR304 the name means this host itself, AR305 something else answers there, AR306 refused until the end of the time,
-            AR307 silence until the end of the time, AR038 the name does not resolve.
+        StartError: AR314 the name means this host itself, AR315 something else answers there, AR316 refused until the end of the time,
+            AR317 silence until the end of the time, AR038 the name does not resolve.
         InterruptedError: A signal came; its number is the first argument.
     """
     assert options.port is not None
@@ -62,7 +62,7 @@ def join(
         loop = preflight.check_loopback(options)
         if loop and now - begun > LOOPBACK_GRACE_S:
             raise StartError(
-                "AR304",
+                "AR314",
                 f"node {_number(options)} cannot reach node 0 at {options.host}:{options.port}",
                 why=f"{loop}; nobody listens there",
                 fix="give the address by which the other nodes see node 0 (hostname -I on it), e.g. --master-addr 10.0.0.1",
@@ -121,7 +121,7 @@ def _greet(link: SocketLink, hello: Hello, options: Options) -> SocketLink:
         else None
     )
     raise StartError(
-        "AR305",
+        "AR315",
         f"what listens at {options.host}:{options.port} is no allranks agent",
         why=f"process {holder.pid}: {holder.command}"
         if holder
@@ -131,7 +131,7 @@ def _greet(link: SocketLink, hello: Hello, options: Options) -> SocketLink:
 
 
 def _gave_up(options: Options, trouble: Trouble, limit: float) -> StartError:
-    code = "AR307" if trouble.is_silent else "AR306"
+    code = "AR317" if trouble.is_silent else "AR316"
     return StartError(
         code,
         f"node {_number(options)} could not reach node 0 at {options.host}:{options.port} within {limit:.0f} s",

@@ -25,7 +25,7 @@ from allranks.run.endings import EXIT_MACHINE
 from allranks.run.hub import Hub
 from allranks.run.journal import Journal, now_text, versions
 from allranks.run.options import Options, parse
-from allranks.run.output import Console, flush_python_streams
+from allranks.run.output import Console, flush_python_streams, open_closed_streams
 from allranks.run.processes import Guard
 from allranks.run.roster import Hello
 from allranks.run.signals import ENDING, Signals
@@ -44,12 +44,13 @@ def launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     flush_python_streams()
+    open_closed_streams()
     console = Console()
     try:
         return _Launch(options, env, console).run()
     except StartError as error:
         console.say(str(error))
-        return EXIT_MACHINE if error.code in ("AR300", "AR306", "AR307") else EXIT_USAGE
+        return EXIT_MACHINE if error.code in ("AR310", "AR316", "AR317") else EXIT_USAGE
     except InterruptedError as error:
         return 128 + int(error.args[0])
     finally:

@@ -376,7 +376,7 @@ def _endpoint(
     if port is not None:
         check_port(port)
     elif max_nodes > 1:
-        port = 29500
+        port = 29500 if backend == "static" else 29400  # torchrun's defaults
     return backend, host, port
 
 

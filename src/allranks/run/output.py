@@ -56,9 +56,9 @@ class Console:
         self.err.line(text)
 
     @property
-    def is_broken(self) -> bool:
-        """Whether a reader of ours is gone."""
-        return self.out.is_broken or self.err.is_broken
+    def reader_is_gone(self) -> bool:
+        """Whether nobody reads our output any more."""
+        return self.out.reader_is_gone or self.err.reader_is_gone
 
     def close(self) -> None:
         """Write what waits."""
@@ -274,8 +274,18 @@ def _same_file(a: int, b: int) -> bool:
     return (one.st_dev, one.st_ino, one.st_rdev) == (two.st_dev, two.st_ino, two.st_rdev)
 
 
+def open_closed_streams() -> None:
+    """Give /dev/null to a standard stream that was closed (`>&-`): its number must not become a rank's pipe."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
 def flush_python_streams() -> None:
     """What Python has buffered for the same descriptors goes first."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+            if stream is not None:  # closed when Python started
+                stream.flush()

@@ -68,28 +68,28 @@ def refusal(new: Hello, hub: Hello, present: Sequence[Hello], where: str) -> Sta
     """
     if new.wire != hub.wire:
         return StartError(
-            "AR308",
+            "AR318",
             f"host {new.host} and host {hub.host} run different versions of allranks",
             why=f"{new.versions.get('allranks')} and {hub.versions.get('allranks')} do not understand each other",
             fix="install the same version on all nodes",
         )
     if new.job != hub.job:
         return StartError(
-            "AR302",
+            "AR312",
             f"host {new.host} belongs to job {new.job!r}, but job {hub.job!r} meets at {where}",
             why="--rdzv-id differs between the nodes, or another job's hub has this port",
             fix=f"--rdzv-id {hub.job}, or another port for one of the jobs",
         )
     if (new.min_nodes, new.max_nodes) != (hub.min_nodes, hub.max_nodes):
         return StartError(
-            "AR303",
+            "AR313",
             f"--nnodes is {_nnodes(new)} on host {new.host} and {_nnodes(hub)} on host {hub.host}",
             why="all nodes must be started with the same --nnodes",
             fix=f"--nnodes {_nnodes(hub)}",
         )
     if new.nproc != hub.nproc and new.nproc_asked.isdigit() and hub.nproc_asked.isdigit():
         return StartError(
-            "AR303",
+            "AR313",
             f"--nproc is {new.nproc} on host {new.host} and {hub.nproc} on host {hub.host}",
             why="each node was told another number of ranks; with --nproc auto they may differ",
             fix=f"--nproc {hub.nproc}",
@@ -98,7 +98,7 @@ def refusal(new: Hello, hub: Hello, present: Sequence[Hello], where: str) -> Sta
     if twins:
         free = sorted(set(range(hub.max_nodes)) - {h.node_rank for h in present})
         return StartError(
-            "AR301",
+            "AR311",
             f"host {new.host} and host {twins[0].host} both say --node-rank {new.node_rank}",
             why="each node has a number of its own",
             fix=f"--node-rank {free[0]} on one of them" if free else "check the number of nodes",
@@ -160,7 +160,7 @@ def version_differences(hellos: Sequence[Hello]) -> list[str]:
             by_version.setdefault(hello.versions.get(name, "?"), []).append(hello.host)
         if len(by_version) > 1:
             parts = [f"{version} on {', '.join(hosts)}" for version, hosts in sorted(by_version.items())]
-            said.append(f"AR308 {name} differs between the nodes: {'; '.join(parts)}")
+            said.append(f"AR318 {name} differs between the nodes: {'; '.join(parts)}")
     return said
 
 

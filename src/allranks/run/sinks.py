@@ -7,6 +7,7 @@ or a dead NFS server fill the queue and then cost output, said with its size, bu
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections import deque
@@ -28,7 +29,9 @@ class Sink:
     ) -> None:
         self.fd, self.name, self.limit_bytes, self.owned = fd, name, limit_bytes, owned
         self.is_broken = False
-        """Whether a write failed because nobody reads any more."""
+        """Whether a write has failed: what follows is dropped."""
+        self.reader_is_gone = False
+        """Whether it failed because nobody reads any more, rather than for a full disk."""
         self._queue: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._dropped_bytes = 0
@@ -99,12 +102,12 @@ class Sink:
                 data = b"".join(self._queue)
                 self._queue.clear()
                 self._busy = True
-            broken = not _write_all(self.fd, data)
+            error = _write_all(self.fd, data)
             with self._change:
                 self._busy = False
                 self._waiting_bytes -= len(data)
-                self.is_broken = self.is_broken or broken
-                if broken:
+                if error:
+                    self.is_broken, self.reader_is_gone = True, error in (errno.EPIPE, errno.EIO)
                     self._queue.clear()
                 self._change.notify_all()
 
@@ -116,8 +119,8 @@ def open_log(path: Path) -> Sink:
     return Sink(fd, name=path.name, owned=True)
 
 
-def _write_all(fd: int, data: bytes) -> bool:
-    """Write everything; False if it cannot be (reader gone, disk full)."""
+def _write_all(fd: int, data: bytes) -> int:
+    """Write everything; the error number if it cannot be (reader gone, disk full), else 0."""
     view = memoryview(data)
     while view:
         try:
@@ -126,9 +129,9 @@ def _write_all(fd: int, data: bytes) -> bool:
             _wait_writable(fd)
         except InterruptedError:
             continue
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.errno or errno.EIO
+    return 0
 
 
 def _wait_writable(fd: int) -> None:

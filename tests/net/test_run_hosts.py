@@ -149,7 +149,7 @@ def test_waiting_when_a_node_is_missing_then_each_side_says_who(
     done = ended([first, second])
     assert [d.code for d in done] == [0, 0]
     alone = node(hosts, 0, "--nproc", "2", "--rdzv-conf", "join_timeout=5", script, "0")
-    alone.wait_for("waiting at", 20)
+    alone.wait_for("waiting for", 20)
     alone.wait_for("node 1 (rank 2 and rank 3)", 1)
     (done_alone,) = ended([alone])
     assert done_alone.code == EXIT_MACHINE

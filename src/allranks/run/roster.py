@@ -139,7 +139,7 @@ def attendance(hellos: Sequence[Hello], options: Options, waited_s: float, where
     who = " and ".join(named) if named else f"{num_missing} more node{'s' * (num_missing > 1)}"
     enough = f" (enough to start: {options.min_nodes})" if len(hellos) >= options.min_nodes else ""
     return (
-        f"waiting at {where} for {who}: {len(hellos)} of {options.max_nodes} nodes are here{enough}, {here}; "
+        f"waiting for {who} at {where}: {len(hellos)} of {options.max_nodes} nodes are here{enough}, {here}; "
         f"{waited_s:.0f} s so far"
     )
 

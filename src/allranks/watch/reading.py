@@ -164,5 +164,6 @@ def _parameters(path: Path) -> tuple[str, ...]:
     except (OSError, ValueError, IndexError):
         return ()
     return tuple(
-        str(p) if isinstance(p, str) else " ".join(map(str, p)) for p in newest.get("parameters", ())
+        f"{name} {dtype} {list(shape)} {'buffer' if is_buffer else 'trained' if is_trained else 'frozen'}"
+        for name, shape, dtype, is_trained, is_buffer in newest.get("tensors", ())
     )

@@ -7,9 +7,8 @@ def fault(step, model):
     if RANK == 0 and step == 12:
         mark()
         model.eval()
-        with torch.no_grad():
-            for _ in range(5):
-                model(torch.zeros(8, 16))  #@guilty
+        for _ in range(5):
+            model(torch.zeros(8, 16))  #@guilty
         model.train()
 
 start()

@@ -1,4 +1,4 @@
-# ranks 2; expect AR280; says models differ.*rank 1
+# ranks 2; expect AR280; says models differ.*rank 1; limit 30
 from job import RANK, mark, network, start, train
 
 start()

@@ -11,7 +11,7 @@ CODE, NAME = "AR257", "new-group-mismatch"
 
 def find(case: Case) -> Verdict | None:
     made = {r.rank: _groups(r) for r in case.evidence.ranks if r.record is not None}
-    if case.roots or len(made) < 2 or not any(made.values()) or not case.waits:
+    if case.roots or len(made) < 2 or not any(made.values()) or not (case.waits or case.differences):
         return None
     for i in range(max(map(len, made.values()))):
         calls = {rank: groups[i] if i < len(groups) else None for rank, groups in made.items()}

@@ -40,7 +40,7 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"the models differ: {case.who(odd)} gave another model to DDP than the others{f' ({difference})' if difference else ''}",
+        f"the models differ: {case.who(odd)} gave DDP another model than the others{f' ({difference})' if difference else ''}",
         odd,
         where=_places(case, odd),
         facts=facts,

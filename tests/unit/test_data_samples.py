@@ -204,3 +204,41 @@ def test_getitems_when_the_data_set_has_it_reads_a_batch_at_once() -> None:
     assert [len(c) for c in calls] == [4, 4, 2]
     loader.set_epoch(0)
     assert [[c.tolist() for c in data] for data in loader] == first
+
+
+class Seldom(Numbers):
+    """Draws only for a few of its samples; counts its reads."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return super().__getitem__(index) if index % 7 == 3 else (index, 0.0, 0.0, 0.0)
+
+
+def test_augmentation_when_only_some_samples_draw_does_not_depend_on_the_batch_they_are_in() -> None:
+    def values(batch: int) -> dict[int, tuple[float, ...]]:
+        loader = make_loader(Seldom(40), global_batch_size=batch, train=True, num_workers=0)
+        return {row[0]: tuple(row[1:]) for data in loader for row in zip(*map(list, data), strict=True)}
+
+    def plain(found: dict[int, tuple[float, ...]]) -> dict[int, tuple[float, ...]]:
+        return {int(i): tuple(map(float, v)) for i, v in found.items()}
+
+    assert plain(values(3)) == plain(values(8)) == plain(values(40))
+
+
+def test_samples_when_nothing_is_drawn_are_read_once_each() -> None:
+    class Quiet(Seldom):
+        def __getitem__(self, index: int) -> Any:
+            self.reads += 1
+            return index
+
+    for data in (Quiet(40), Numbers(40)):
+        reads: list[int] = []
+        read = type(data).__getitem__
+        type(data).__getitem__ = lambda self, i, read=read, reads=reads: (reads.append(i), read(self, i))[1]  # type: ignore[method-assign]
+        try:
+            list(make_loader(data, global_batch_size=4, shuffle=True, num_workers=0))
+        finally:
+            type(data).__getitem__ = read  # type: ignore[method-assign]
+        assert sorted(reads) == list(range(40))

@@ -44,6 +44,16 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
+def draw_one() -> tuple[float, float, float | None]:
+    """The next number of each generator: right after seed_all(s) it is the same for the same s, unless somebody drew."""
+    numpy = sys.modules.get("numpy")
+    return (
+        torch.rand((), dtype=torch.float64).item(),
+        random.random(),
+        None if numpy is None else float(numpy.random.random_sample()),
+    )
+
+
 class OwnRandomness:
     """A second set of global generators: inside the `with`, torch, random and numpy draw from it.
 

@@ -323,3 +323,46 @@ def test_ssh_client_when_killed_then_the_launcher_over_there_ends_its_ranks(
             return
         time.sleep(0.1)
     raise AssertionError(listing)
+
+
+@pytest.mark.parametrize(("powered", "code"), [(True, "AR316"), (False, "AR317")], ids=["refused", "silent"])
+def test_member_when_nobody_answers_then_the_limit_ends_it(
+    make_hosts: MakeHosts, train: Callable[[str], Path], powered: bool, code: str
+) -> None:
+    if not powered:
+        need_commands("nft")
+    hosts = make_hosts(2)
+    if not powered:
+        hosts.do("blackhole", hosts.names[0])
+    (done,) = ended([node(hosts, 1, "--rdzv-conf", "join_timeout=4", train(WAITS), "0")])
+    assert done.code == EXIT_MACHINE, done.story()
+    assert code in done.err
+    assert "waiting for node 0 at" in done.err
+
+
+def test_ranks_when_a_node_cannot_start_them_then_all_end_with_its_error(
+    make_hosts: MakeHosts, train: Callable[[str], Path], tmp_path: Path
+) -> None:
+    hosts = make_hosts(2)
+    hosts.run(hosts.names[1], "mount", "-o", "remount,ro", "/dev/shm")
+    (tmp_path / "file").touch()  # a TMPDIR below which nothing can be made
+    first = node(hosts, 0, "--nproc", "1", train(WAITS), "60")
+    second = node(hosts, 1, "--nproc", "1", train(WAITS), "60", env={"TMPDIR": str(tmp_path / "file")})
+    for done in ended([first, second]):
+        assert done.code == EXIT_MACHINE, done.story()
+        assert f"AR046 host {hosts.names[1]} cannot start its ranks" in done.err
+
+
+def test_versions_when_they_differ_between_nodes_then_a_warning_on_each(
+    make_hosts: MakeHosts, train: Callable[[str], Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "torch-1.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    hosts = make_hosts(2)
+    script = train("print('well')")
+    first = node(hosts, 0, "--nproc", "1", script)
+    second = node(hosts, 1, "--nproc", "1", script, env={"PYTHONPATH": str(other.parent)})
+    for done in ended([first, second]):
+        assert done.code == 0, done.story()
+        assert f"torch differs between the nodes: 1.0 on {hosts.names[1]}" in done.err

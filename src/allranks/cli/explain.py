@@ -32,7 +32,7 @@ def command(
 
 
 def normal(code: str) -> str:
-    """AR007 from ar7, 7, AR007."""
+    """AR204 from ar204, 204, AR204."""
     digits = re.sub(r"\D", "", code)
     return f"AR{int(digits):03d}" if digits else code.upper()
 

@@ -34,7 +34,7 @@ from allranks.run.wire import Link, Message, SocketLink
 LOOP_S = 0.05
 OWN_VIEW_S = 0.5
 """How long a cut-off node waits for its own watcher's view."""
-FAILURE_BUDGET_S = 1.8
+FAILURE_BUDGET_S = 1.5
 """From the first failure to SIGKILL, so that a rank that raises ends all within 2 s."""
 
 
@@ -271,9 +271,30 @@ class Agent:
     def _on_start(self, message: Message) -> None:
         if self.local is not None:
             self.local.close()
+            self.local = None
         self._nodes, self._hub_rank = message["nodes"], message["hub"]
+        self._reported_stop = False
+        try:
+            place = self._place(message)
+            self.local = LocalRanks(place, self.options, self.env, self.num_cores, self.console, self.guard)
+            self.local.start()
+        except OSError as error:
+            here, why = f"host {socket.gethostname()}", f"{type(error).__name__}: {error}"
+            values = {
+                "code": "AR046",
+                "what": f"{here} cannot start its ranks",
+                "why": why,
+                "fix": "",
+                "where": here,
+            }
+            self.link.send({"kind": "failed", **values})
+            return
+        self._port.begin(self.local, self._nodes, self._hub_rank)
+        self.watching.start(self._port.job(self.options), self._port)
+
+    def _place(self, message: Message) -> Place:
         several = len(self._nodes) > 1
-        place = Place(
+        return Place(
             job_id=message["job_id"],
             restart=message["restart"],
             node_rank=message["node_rank"],
@@ -287,21 +308,6 @@ class Agent:
             node_dir=self.node_dir,
             interface=network.interface_of(self.options.local_addr or message["address"]) if several else "",
         )
-        self._reported_stop = False
-        try:
-            self.local = LocalRanks(place, self.options, self.env, self.num_cores, self.console, self.guard)
-            self.local.start()
-        except OSError as error:
-            why = f"{type(error).__name__}: {error}"
-            values = {
-                "code": "AR046",
-                "what": f"host {socket.gethostname()} cannot start its ranks",
-                "why": why,
-            }
-            self.link.send({"kind": "failed", "fix": "", "where": f"host {socket.gethostname()}", **values})
-            return
-        self._port.begin(self.local, self._nodes, self._hub_rank)
-        self.watching.start(self._port.job(self.options), self._port)
 
     def _on_signalled(self, message: Message) -> None:
         """Another node was told to stop; its ranks and ours are one job."""

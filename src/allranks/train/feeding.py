@@ -27,12 +27,13 @@ class Feeding(RunState):
             global_batch_size: Samples per update over all ranks; the run's if not given, else the DataLoader's batch_size.
         """
         self._require_open("loader")
-        if global_batch_size is None and not (
-            isinstance(source, DataLoader) and source.batch_sampler is None
-        ):
-            global_batch_size = self._batch_size_for(source, settings)
-        settings.setdefault("accumulation_steps", self.accumulation_steps)
-        settings.setdefault("micro_batch_size", self.micro_batch_size)
+        own_size = isinstance(source, DataLoader) or settings.get("batch_sampler") is not None
+        if global_batch_size is None and not own_size:
+            global_batch_size = self.global_batch_size
+        if settings.get("micro_batch_size") is None:
+            settings.setdefault("accumulation_steps", self.accumulation_steps)
+        if settings.get("accumulation_steps", 1) == 1:
+            settings.setdefault("micro_batch_size", self.micro_batch_size)
         name = self._new_name(name or "loader", self.loaders)
         loader: RankLoader
         loader = make_loader(
@@ -49,21 +50,23 @@ class Feeding(RunState):
             name=name,
             **settings,
         )
+        if own_size and global_batch_size is None:
+            self._require_same_size(loader)
         if loader.is_training:
             loader.on_taken = self.after_iteration
         self.loaders[name] = loader
         return loader
 
-    def _batch_size_for(self, source: Any, settings: dict[str, Any]) -> int | None:
-        """The run's size, unless a DataLoader says another one: then the user has to say which he means."""
-        theirs = source.batch_size if isinstance(source, DataLoader) else None
-        if theirs is None or self.global_batch_size is None or theirs == self.global_batch_size:
-            return self.global_batch_size if theirs is None else theirs
+    def _require_same_size(self, loader: RankLoader) -> None:
+        """Where the source has a batch size and the run another one, the user has to say which he means to train with."""
+        theirs, ours = loader.global_batch_size, self.global_batch_size
+        if not loader.is_training or theirs is None or ours is None or theirs == ours:
+            return
         raise UsageError(
             "AR130",
-            f"allranks.start says global_batch_size={self.global_batch_size}, this DataLoader says batch_size={theirs}",
-            why="batch_size is the number of samples per update over all ranks here, as on one device",
-            fix=f"run.loader(loader, global_batch_size={self.global_batch_size}), or {theirs}",
+            f"allranks.start says global_batch_size={ours}, what {loader.name} is made from gives {theirs} samples per update",
+            why="the batch size of a DataLoader is the number of samples per update over all ranks, as on one device",
+            fix=f"run.loader(loader, global_batch_size={ours}), or {theirs}",
         )
 
     def _on_batch(self, loader: RankLoader, batch: MicroBatch) -> None:

@@ -45,16 +45,13 @@ class Trigger:
     """Age of the wait at the last look of this episode."""
     _episode: tuple[object, ...] = ()
     _dying_since: dict[int, float] = field(default_factory=dict)
+    _dying_looked: tuple[int, ...] = ()
+    _stopped_looked: tuple[int, ...] = ()
     _stopped_since: dict[int, float] = field(default_factory=dict)
     _reported_differences: set[tuple[str, int]] = field(default_factory=set)
     _silent_since: float | None = None
     _silent_marks: tuple[int, ...] = ()
     _silent_looks: int = 0
-
-    @property
-    def episode(self) -> tuple[object, ...]:
-        """What the newest suspicion was about; changes when one of its ranks goes on."""
-        return self._episode
 
     def look(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
         """The most pressing suspicion, or None. `now` is a monotonic time; call it about ten times a second."""
@@ -78,16 +75,23 @@ class Trigger:
             n: self._dying_since.get(n, now) for n in dying if now - self._dying_since.get(n, now) < 5.0
         }
         ripe = tuple(sorted(n for n, since in self._dying_since.items() if now - since >= DYING_S))
-        return self._once(("dying", ripe), Suspicion("dying", ripe)) if ripe else None
+        if not ripe or ripe == self._dying_looked:
+            return None
+        self._dying_looked = ripe
+        return Suspicion("dying", ripe)
 
     def _stopped(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
         now_stopped = {n for n, r in rows.items() if r.state in ("T", "t")}
         self._stopped_since = {n: self._stopped_since.get(n, now) for n in now_stopped}
         long = tuple(sorted(n for n, since in self._stopped_since.items() if now - since >= STOPPED_S))
         if not long:
+            self._stopped_looked = ()
             return None
         age = max(now - self._stopped_since[n] for n in long)
-        return self._once(("stopped", long), Suspicion("stopped", long, age))
+        if long == self._stopped_looked:
+            return None
+        self._stopped_looked = long
+        return Suspicion("stopped", long, age)
 
     def _difference(self, rows: Mapping[int, Row]) -> Suspicion | None:
         """The same number in the same group with another call: at once, whether anybody waits or not."""
@@ -128,12 +132,6 @@ class Trigger:
             return None
         self._silent_looks += 1
         return Suspicion("silence", tuple(sorted(rows)), age)
-
-    def _once(self, key: tuple[object, ...], found: Suspicion) -> Suspicion | None:
-        if key == self._episode:
-            return None
-        self._episode, self._looked_at_s = key, found.age_s
-        return found
 
     def _again(self, key: tuple[object, ...], found: Suspicion) -> Suspicion | None:
         """At once for a new episode; then whenever the wait has grown by more than half."""

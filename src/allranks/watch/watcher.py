@@ -77,7 +77,7 @@ class Watcher:
         lost = {n for n, info in self._nodes.items() if info.is_lost}
         if lost - self._lost:
             self._lost |= lost
-            return self._conclude(self._evidence("lost", rows), ("lost", *sorted(lost)))
+            return self._conclude(self._evidence("lost", rows))
         if self._asked is not None:
             return self._when_answered(rows, now)
         found = self._trigger.look(rows, now)
@@ -161,7 +161,7 @@ class Watcher:
             return ()
         sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch") else gather.SAMPLE_S
         evidence = self._evidence(found.kind, rows, fresh=True, sample_s=sample_s)
-        return self._conclude(evidence, self._trigger.episode)
+        return self._conclude(evidence)
 
     def _when_answered(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         """Decide when all nodes that are there have answered, or the time is up."""
@@ -171,7 +171,7 @@ class Watcher:
         if missing and now - asked_at < ANSWER_S:
             return ()
         self._asked = None
-        return self._conclude(self._evidence(found.kind, rows), self._trigger.episode)
+        return self._conclude(self._evidence(found.kind, rows))
 
     def _look_at_hub(self, job: Job) -> Sequence[Said]:
         """Not the hub: speak only when the hub is gone, of what is seen here."""
@@ -182,7 +182,7 @@ class Watcher:
         evidence = replace(
             self._evidence("lost", self._rows(), fresh=True), here=job.node_rank, hub=min(lost)
         )
-        return self._conclude(evidence, ("lost", *sorted(lost)))
+        return self._conclude(evidence)
 
     def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         slow = self._slowness.look(rows, now)
@@ -199,7 +199,7 @@ class Watcher:
         counted = Counter(self._samples).most_common(2)
         places = tuple(p for p, n in counted if n >= 0.4 * counted[0][1])
         evidence = replace(self._evidence("slow", rows), slow=_with_places(slow, places))
-        return self._conclude(evidence, ("slow", slow.rank))
+        return self._conclude(evidence)
 
     def _again(self, now: float) -> Said | None:
         """A hang that goes on: report again, or act on it."""
@@ -207,7 +207,7 @@ class Watcher:
         standing = self._standing
         if standing is None:
             return None
-        if standing.episode != self._trigger.episode:
+        if standing.episode != self._where_they_are(standing.verdict):
             self._talk.event(
                 {"event": "moved-on", "code": standing.verdict.code, "ranks": list(standing.verdict.ranks)}
             )
@@ -220,7 +220,7 @@ class Watcher:
 
     # --- deciding and saying ---
 
-    def _conclude(self, evidence: Evidence, episode: tuple[object, ...]) -> Sequence[Said]:
+    def _conclude(self, evidence: Evidence) -> Sequence[Said]:
         assert self._job is not None
         verdict = decide(evidence)
         now = time.monotonic()
@@ -231,11 +231,16 @@ class Watcher:
             return ()
         said = Said(verdict, action_at_once(verdict, self._job.on_hang))
         if said.action == "report":
-            self._standing = Standing(verdict, episode, now)
+            self._standing = Standing(verdict, self._where_they_are(verdict), now)
         else:
             self._is_over = True
         self._write(said, evidence)
         return (said,)
+
+    def _where_they_are(self, verdict: Verdict) -> tuple[object, ...]:
+        """Changes when a culprit goes on."""
+        rows = self._rows()
+        return tuple((n, rows[n].marks, rows[n].step, rows[n].state) for n in verdict.ranks if n in rows)
 
     def _is_news(self, verdict: Verdict, now: float) -> bool:
         key = (verdict.code, verdict.ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allranks.watch.activity import worker_activity
+from allranks.watch.activity import Activity, worker_activity
 from allranks.watch.case import Case, stuck_at
 from allranks.watch.evidence import Rank, Worker
 from allranks.watch.verdict import Verdict, seconds
@@ -14,7 +14,7 @@ CODE, NAME = "AR228", "loader-stuck"
 
 def find(case: Case) -> Verdict | None:
     found = [(r, case.activity(r)) for r in case.stuck if r.record is not None and r.record.phase == "data"]
-    found = [(r, a) for r, a in found if not (_is_starting(r) and case.is_early(r, a))]
+    found = [(r, a) for r, a in found if not _may_come(case, r, a)]
     if not found:
         return None
     rank, doing = found[0]
@@ -54,10 +54,21 @@ def _guilty(rank: Rank) -> Worker | None:
     return at_user[0] if at_user else None
 
 
-def _is_starting(rank: Rank) -> bool:
-    """Whether the workers may still be coming up, or one of them is at work: no worker has hung at a sample for a while."""
-    hung = [w for w in rank.workers if w.is_loader and w.item_s > 1.0 and not worker_activity(w).is_busy]
-    return not hung
+def _may_come(case: Case, rank: Rank, doing: Activity) -> bool:
+    """Whether its workers may still be coming up or at work, so that a batch can be expected."""
+    workers = [w for w in rank.workers if w.is_loader or not w.stacks]
+    waited = case.waited_s([rank.rank]) or 0.0
+    loader = rank.record.loader if rank.record else None
+    if case.evidence.trigger == "asked":
+        return False
+    if not workers and not (loader is not None and loader.num_workers):
+        return case.is_early(rank, doing)
+    if any(w.item_s > 1.0 and not worker_activity(w).is_busy for w in workers):
+        return waited < 0.9
+    is_coming_up = loader is None or loader.drawn == 0 or any(not w.is_loader for w in workers)
+    if is_coming_up or any(worker_activity(w).is_busy or w.state == "R" for w in workers):
+        return waited < 30.0
+    return waited < 3.0
 
 
 def _loader_facts(rank: Rank) -> list[str]:

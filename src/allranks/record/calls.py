@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from contextlib import suppress
 from typing import Any
 
 from allranks.record import compat, process, states
@@ -69,7 +70,8 @@ class Call:
         shape, dtype, numel, num_tensors = (), 0, 0, 0
         tensor = _argument(self._tensor, args, kwargs) if self._tensor else None
         if tensor is not None:
-            shape, dtype, numel, num_tensors = _sizes(tensor)
+            with suppress(AttributeError, TypeError):  # no tensor: torch itself will say so
+                shape, dtype, numel, num_tensors = _sizes(tensor)
         reduce_op = _argument(self._op, args, kwargs) if self._op else None
         if self._ranks:  # new_group: which ranks are to be in it
             wanted = _argument(self._ranks, args, kwargs)

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from allranks.record import layout as at
@@ -39,6 +39,32 @@ def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> C
     slower (a graph break), not wrong."""
     marked._torchdynamo_inline = instead  # type: ignore[attr-defined]
     return marked
+
+
+def hide_from_dynamo(eval_frame: ModuleType) -> None:
+    """Have torch.compile run the record's own functions as they are, when it comes upon them outside of a graph.
+
+    Else it would try to compile them one by one, and warn that it cannot trace a clock.
+    """
+    skip_code = getattr(eval_frame, "skip_code", None)
+    if skip_code is None:
+        step_aside("what torch.compile must not look into")
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("allranks.record"):
+            for code in _codes(module):
+                skip_code(code)
+
+
+def _codes(module: ModuleType) -> Iterator[CodeType]:
+    """The code of all functions and methods of a module, nested ones too."""
+    found = list(vars(module).values())
+    found += [value for kind in found if isinstance(kind, type) for value in vars(kind).values()]
+    codes = [f.__code__ for f in found if isinstance(f, FunctionType)]
+    while codes:
+        code = codes.pop()
+        yield code
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
 
 
 def call_at_script_end(function: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ MARKS = {
     "torch.optim.optimizer": probe_training.mark_optimizers,
     "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
     "torch.nn.parallel.distributed": probe_training.mark_replicas,
+    "torch._dynamo.eval_frame": compat.hide_from_dynamo,
     "torch.utils.data.dataloader": probe_loaders.mark_loaders,
     "torch.utils.data._utils.worker": probe_loaders.mark_workers,
     "torch.utils.data._utils.fetch": probe_loaders.mark_fetching,

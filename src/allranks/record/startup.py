@@ -64,6 +64,7 @@ _MARKED = (
     "torch.optim.optimizer",
     "torch.distributed.distributed_c10d",
     "torch.nn.parallel.distributed",
+    "torch._dynamo.eval_frame",
     "torch.utils.data.dataloader",
     "torch.utils.data._utils.worker",
     "torch.utils.data._utils.fetch",

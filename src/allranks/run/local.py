@@ -165,8 +165,8 @@ class LocalRanks:
     def _exit_of(self, rank: Rank) -> RankExit:
         assert rank.code is not None
         failed = rank.code != 0
-        if failed:  # its loader workers have nobody to work for; one that ended well may still be written to by its children
-            processes.send(rank.pid, signal.SIGKILL, group=True)
+        if not rank.has_group:
+            self.guard.forget(rank.pid)
         lines = self.output.last_lines(rank.rank)
         self.output.release(rank.rank, drop_held=failed)
         return RankExit(

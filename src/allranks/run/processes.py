@@ -42,6 +42,8 @@ class Rank:
     """As subprocess has it: negative for a signal."""
     ended_at: float = 0.0
     by_us: bool = False
+    has_group: bool = True
+    """Whether its process group may have members: the number of an empty group may be given to somebody else."""
 
     @property
     def pid(self) -> int:
@@ -53,7 +55,17 @@ class Rank:
             return False
         self.code = self.process.poll()
         self.ended_at = time.monotonic()
-        return self.code is not None
+        if self.code is None:
+            return False
+        if self.code != 0:  # its loader workers have nobody to work for
+            send(self.pid, signal.SIGKILL, group=True)
+        self.has_group = send(self.pid, 0, group=True)
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL to it and its group."""
+        if self.has_group:
+            self.has_group = send(self.pid, signal.SIGKILL, group=True)
 
 
 def start(
@@ -130,7 +142,7 @@ class StopSequence:
         for rank in self.ranks:
             if rank.code is None:
                 rank.by_us = True
-            send(rank.pid, signal.SIGKILL, group=True)
+            rank.kill()
 
     def drive(self) -> bool:
         """Go on; True when no rank and nothing that came from them is left (or two seconds after SIGKILL)."""
@@ -148,7 +160,7 @@ class StopSequence:
     def _sweep(self, now: float) -> bool:
         """End what the ranks left behind: first their groups, then whatever carries the job."""
         for rank in self.ranks:
-            send(rank.pid, signal.SIGKILL, group=True)
+            rank.kill()
         left = [p for p in guard.carriers(self.job_id, os.getpid()) if state_of(p) not in ("Z", "X", "")]
         for pid in left:
             send(pid, signal.SIGKILL)

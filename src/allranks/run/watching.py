@@ -47,7 +47,7 @@ class Watching:
         self._is_started = False
         self._crashes = 0
         self._thread = threading.Thread(target=self._run, name="allranks-watch", daemon=True)
-        if not isinstance(watch, NoWatch):
+        if type(watch) is not NoWatch:
             self._thread.start()
 
     @property

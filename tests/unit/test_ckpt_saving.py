@@ -165,7 +165,8 @@ def test_second_save_when_the_first_is_not_written_waits_and_says_so(
     caplog.set_level(logging.INFO)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(make_snapshot(1))
-    threading.Timer(0.1, go_on.set).start()
+    wait = checkpoints._background.wait
+    monkeypatch.setattr(checkpoints._background, "wait", lambda: go_on.set() or wait())
     saved = checkpoints.save(make_snapshot(2))
     checkpoints.close()
     assert saved.waited_s > 0
@@ -178,7 +179,8 @@ def test_buffers_when_saved_again_are_used_again_and_hold_the_new_state(tmp_path
     weight = torch.zeros(4)
     for step in range(1, 4):
         weight.fill_(step)
-        checkpoints.save(Snapshot(step=step, models={"model": {"w": weight}}), blocking=True)
+        checkpoints.save(Snapshot(step=step, models={"model": {"w": weight}}))
+    checkpoints.close()
     buffers = checkpoints._holder._buffers
     assert [b.tolist() for b in buffers.values()] == [[3.0] * 4]
     assert [ckpt.load(tmp_path / f"step-0000000{s}").weights()["w"][0].item() for s in (1, 2, 3)] == [1, 2, 3]
@@ -202,7 +204,8 @@ def test_writer_when_it_fails_raises_at_the_next_check_and_once(
     checkpoints.check()
     # What failed leaves nothing behind, and the next save is a save like any other.
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
-    checkpoints.save(make_snapshot(3), blocking=True)
+    checkpoints.save(make_snapshot(3))
+    checkpoints.close()
     found = checkpoints.latest()
     assert found is not None and found.manifest.step == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -12,21 +13,30 @@ from allranks.core.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 _WORTH_A_WARNING_S = 0.5
+_LOOK_AROUND_S = 0.5
+Job = Callable[[threading.Event], Any]
 
 
 class Background:
-    """Runs one job at a time on a thread of its own; not a daemon, so a script that ends does not cut a save short."""
+    """Runs one job at a time on a thread of its own.
+
+    The thread is no daemon, so a script that ends does not cut a save short, and it stays from job to job: to start one waits
+    until it runs, which on a busy machine takes longer than the copy of the state.
+    """
 
     def __init__(self) -> None:
         self.give_up = threading.Event()
         self._thread: threading.Thread | None = None
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._done.set()
         self._name = ""
         self._error: BaseException | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._done.is_set()
 
     def make_free(self, name: str) -> float:
         """Wait for the job before, and say so.
@@ -56,16 +66,36 @@ class Background:
         self.check()
         return waited_s
 
-    def start(self, name: str, job: Callable[[threading.Event], Any]) -> None:
+    def start(self, name: str, job: Job) -> None:
         """Start a job; there must be none."""
         assert not self.is_busy, "make_free() first"
         self._name = name
-        self._thread = threading.Thread(
-            target=self._run, args=(job,), name=f"allranks save {name}", daemon=False
-        )
-        self._thread.start()
+        self._done.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="allranks checkpoints", daemon=False)
+            self._thread.start()
+        self._jobs.put(job)
 
-    def _run(self, job: Callable[[threading.Event], Any]) -> None:
+    def run(self, name: str, job: Job) -> None:
+        """Do a job on this thread; there must be none. Does not raise what it fails with: check() does."""
+        assert not self.is_busy, "make_free() first"
+        self._name = name
+        self._try(job)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_LOOK_AROUND_S)
+            except queue.Empty:
+                if not threading.main_thread().is_alive():
+                    return
+                continue
+            if job is None:
+                return
+            self._try(job)
+            self._done.set()
+
+    def _try(self, job: Job) -> None:
         try:
             job(self.give_up)
         except BaseException as error:  # noqa: BLE001 - the edge of a thread: check() raises it in the training
@@ -80,11 +110,8 @@ class Background:
         if self._error is None or self.is_busy:
             return
         error, self._error = self._error, None
-        text = (
-            f"{error.code} {error.what}"
-            if isinstance(error, CheckpointError)
-            else f"{type(error).__name__}: {error}"
-        )
+        is_ours = isinstance(error, CheckpointError)
+        text = f"{error.code} {error.what}" if is_ours else f"{type(error).__name__}: {error}"
         raise CheckpointError(
             "AR608",
             f"saving {self._name} in the background failed: {text}",
@@ -95,5 +122,12 @@ class Background:
 
     def wait(self) -> None:
         """Wait for the running job; does not raise what it failed with."""
+        self._done.wait()
+
+    def close(self) -> None:
+        """Wait for the running job, and end the thread; the next start() makes a new one."""
+        self.wait()
         if self._thread is not None:
+            self._jobs.put(None)
             self._thread.join()
+            self._thread = None

@@ -29,7 +29,7 @@ import torch
 from allranks.ckpt import finding
 from allranks.ckpt.background import Background
 from allranks.ckpt.hold import Holder
-from allranks.ckpt.plain import to_plain
+from allranks.ckpt.plain import CopyTensor, to_plain
 from allranks.ckpt.reading import Checkpoint
 from allranks.ckpt.retention import Retention
 from allranks.ckpt.stores import open_store
@@ -119,21 +119,29 @@ class Checkpoints:
         begun = time.perf_counter()
         # The buffers still hold the save before until it is written.
         waited_s = self._background.make_free(f"step {state.step}")
-        held = self._hold(state)
+        held = self._hold(state, self._holder.in_place if blocking else self._holder.copy)
         plan = self._plan(state.step)
-        self._background.start(plan.final, lambda give_up: self._write(held, plan, give_up))
+        go = self._background.run if blocking else self._background.start
+        go(plan.final, lambda give_up: self._write(held, plan, give_up))
         if blocking:
-            self.wait()
+            self._background.check()
         return Saved(plan.final, time.perf_counter() - begun, waited_s)
 
+    def prepare(self, state: Snapshot) -> None:
+        """Make the buffers for a state of this shape in the background, so that the first save holds the loop no longer than others."""
+        self._background.make_free("the buffers")
+        self._background.start("the buffers", lambda _: self._hold(state, self._holder.prepare))
+
     def _write(self, held: Snapshot, plan: Plan, give_up: threading.Event) -> None:
+        if self._about is None:
+            self._about = _about() if self._rank == 0 else {}
+        plan = replace(plan, about={**self._about, **plan.about})
         folder = write_checkpoint(self.store, held, plan, give_up)
         if folder is not None and self._on_written is not None:
             self._on_written(folder, held.step)
 
-    def _hold(self, state: Snapshot) -> Snapshot:
+    def _hold(self, state: Snapshot, copy: CopyTensor) -> Snapshot:
         self._holder.begin()
-        copy = self._holder.copy
         is_writer = self._rank == 0
         held = replace(
             state,
@@ -154,8 +162,6 @@ class Checkpoints:
         self._taken.add(final)
         self._count += 1
         token = f"{self.session.token}-{self._count}"
-        if self._about is None:
-            self._about = _about() if self._rank == 0 else {}
         return Plan(
             rank=self._rank,
             world_size=self._world_size,
@@ -164,7 +170,7 @@ class Checkpoints:
             token=token,
             wait_for_ranks_s=self._wait_for_ranks_s,
             retention=self._retention,
-            about={**self._about, "written_at": datetime.now(timezone.utc).isoformat(timespec="seconds")},
+            about={"written_at": datetime.now(timezone.utc).isoformat(timespec="seconds")},
         )
 
     def check(self) -> None:
@@ -192,9 +198,9 @@ class Checkpoints:
         """
         if failing:
             self._background.give_up.set()
-            self._background.wait()
-            return
-        self.wait()
+        self._background.close()
+        if not failing:
+            self._background.check()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; None if none was ever saved.

@@ -6,6 +6,7 @@ would cost more than the copy: page faults make it 0.28 s against 0.011 s for 10
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 
@@ -30,10 +31,23 @@ class Holder:
         buffer = self._buffers.get(path)
         if buffer is None or not _fits(buffer, tensor):
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=_can_pin(tensor.device))
-        buffer.copy_(tensor, non_blocking=tensor.device.type != "cpu")
+        if _is_plain_memory(tensor) and _is_plain_memory(buffer):
+            np.copyto(_bytes(buffer), _bytes(tensor))
+        else:
+            buffer.copy_(tensor, non_blocking=tensor.device.type != "cpu")
         if tensor.device.type != "cpu":
             self._devices.add(tensor.device)
         self._used[path] = self._same[identity] = buffer
+        return buffer
+
+    def in_place(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        """The tensor itself, on the host: for a save that the loop waits for."""
+        return tensor.cpu()
+
+    def prepare(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        """Make the buffer of a tensor ahead, and touch its memory; on another thread, before the first `begin()`."""
+        self._used[path] = buffer = torch.empty_like(tensor, device="cpu", pin_memory=_can_pin(tensor.device))
+        buffer.zero_()
         return buffer
 
     def finish(self) -> None:
@@ -42,8 +56,23 @@ class Holder:
             torch.accelerator.synchronize(device) if hasattr(
                 torch, "accelerator"
             ) else torch.cuda.synchronize(device)
-        self._buffers = self._used
+        self._buffers = self._used or self._buffers
         self._same = {}
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    # One thread's memcpy: torch divides a copy among its threads, and waits for one that is not running (the machine is shared
+    # with loader workers and other ranks): 588 ms against 63 ms for 100 MB at load 10 on 2 cores, and no slower when idle.
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _fits(buffer: torch.Tensor, tensor: torch.Tensor) -> bool:

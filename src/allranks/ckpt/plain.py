@@ -22,12 +22,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 CopyTensor = Callable[[torch.Tensor, str], torch.Tensor]
 
 
-def keep_tensor(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    """The tensor itself: the copy that copies nothing, for a save the loop waits for."""
-    return tensor.detach()
-
-
-def to_plain(value: Any, path: str, copy: CopyTensor = keep_tensor) -> Any:
+def to_plain(value: Any, path: str, copy: CopyTensor) -> Any:
     """A copy of `value` out of tensors and plain containers; tensors go through `copy(tensor, path)`.
 
     Args:

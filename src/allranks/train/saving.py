@@ -50,6 +50,7 @@ class Saving(Evaluating, Deciding, Resuming):
         self._save_calls = 0
         self._is_in_epoch = False
         self._updates_seen = 0
+        self._has_prepared = False
         self._saved_at: tuple[int, int] | None = None  # updates and epoch of the last save
         stop_file = os.environ.get("ALLRANKS_STOP_FILE")
         self._pause = Pause(
@@ -160,6 +161,8 @@ class Saving(Evaluating, Deciding, Resuming):
         if not self._has_begun:
             self._refuse_beside_checkpoints()
             self._begin()
+        if not self._has_prepared:
+            self._prepare()
         if self._checkpoints is not None:
             self._checkpoints.check()
         decision = self._pause.after_update()
@@ -213,6 +216,12 @@ class Saving(Evaluating, Deciding, Resuming):
             self._save_now()
 
     # -- saving ------------------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """After the first update the optimizers have their state: make the buffers of the first save while the loop goes on."""
+        self._has_prepared = True
+        if self._saves_at_the_end and self._checkpoints is not None and not self._checkpoints.is_busy:
+            self._checkpoints.prepare(snapshot.take(self, self._tracked, self._tracked_per_rank, {}))
 
     def _save_wanted(self) -> None:
         wanted, self._wanted = self._wanted or {}, None

@@ -4,7 +4,8 @@
 # make clean   remove what these made
 
 .PHONY: demo test check clean
-PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Compiling all of torch takes longer than compiling what is used, when it is used.
+PIP = .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 demo: .venv/installed-recipes
 	.venv/bin/allranks run --nproc 2 recipes/digits.py

@@ -22,7 +22,8 @@ _VICTIM = re.compile(
     r"|Socket Timeout|Read error|Write error|writev|recvValue failed|sendBytes failed|failed to recv|remote process exited"
     r"|wait timeout after|Watchdog caught collective operation timeout|NCCL communicator was aborted|unhandled system error"
     r"|caused by a remote worker crashing|failed to pass monitoredBarrier|Connection was likely closed|pair closure"
-    r"|client socket has timed out|The client socket has failed",
+    r"|client socket has timed out|The client socket has failed"
+    r"|^AR02[02] ",  # our own: another rank failed first, or left
     re.I,
 )
 _COMM_KINDS = (
@@ -32,6 +33,8 @@ _COMM_KINDS = (
     "DistNetworkError",
     "DistError",
     "ConnectionError",
+    "CommError",
+    "allranks.core.errors.CommError",
 )
 #: Phases that are expected to take long on one rank: the others' wait is no alarm for a while.
 PATIENT_PHASES = ("checkpoint", "evaluate", "import", "start", "build")

@@ -31,7 +31,7 @@ def was_closed(node: Node) -> bool:
 def say(case: Case, code: str, name: str, lost: list[Node], what: str) -> Verdict:
     """The verdict on lost nodes."""
     numbers = sorted({n for node in lost for n in node.ranks})
-    hosts = ", ".join(f"{n.host} ({n.address})" if n.address else n.host for n in lost)
+    hosts = ", ".join(f"{n.host}, {n.address}" if n.address else n.host for n in lost)
     nodes = (
         many([n.node_rank for n in lost], "node", "nodes")
         + " "
@@ -55,7 +55,7 @@ def say(case: Case, code: str, name: str, lost: list[Node], what: str) -> Verdic
         hosts=tuple(n.host for n in lost),
         since_s=max((n.lost_s for n in lost), default=None),
         step=case.step(list(case.evidence.ranks)),
-        others=case.others(numbers) or f"{ranks_text(here)} cannot go on without them",
+        others=case.others(numbers) or f"{ranks_text(here)} cannot go on without {'it' if len(numbers) == 1 else 'them'}",
         facts=tuple(facts),
         fix="see whether the host is up (ping, its console) and the switch; restart the job without it, or when it is back",
         can_go_on=False,

@@ -1,0 +1,116 @@
+"""Is one verdict given on every surviving host, whatever happens to a rank, a host or the network between?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Hosts
+from support.command import Command
+from support.processes import children_of
+
+MakeHosts = Callable[[int], Hosts]
+
+TRAIN = """
+import sys, os, time
+sys.path.insert(0, {scripts!r})
+from job import RANK, start, train
+
+def tell(step, model):
+    if step == 20:
+        open(f"pid-{{RANK}}", "w").write(str(os.getpid()))
+    if RANK == 1 and step > 20 and os.path.exists("sleep"):
+        time.sleep(1000)
+
+start()
+train(tell, epochs=100000)
+"""
+SCRIPTS = str(Path(__file__).parents[1] / "faults" / "scripts")
+
+
+@pytest.fixture
+def job(make_hosts: MakeHosts, tmp_path: Path) -> tuple[Hosts, list[Command]]:
+    """Two hosts with a rank each, training."""
+    hosts = make_hosts(2)
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.format(scripts=SCRIPTS))
+    commands = [
+        hosts.start(
+            hosts.names[n], "allranks", "run", "--nnodes", "2", "--node-rank", str(n),
+            "--master-addr", hosts.address(1), "--master-port", "29500", "--nproc", "1", script,
+            env={"OMP_NUM_THREADS": "1", "ALLRANKS_HOME": str(tmp_path / f"home{n}")},
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    deadline = time.monotonic() + 45
+    while not (tmp_path / "pid-1").exists():
+        assert time.monotonic() < deadline, commands[0].err + commands[1].err
+        time.sleep(0.05)
+    return hosts, commands
+
+
+def rank_of(command: Command) -> int:
+    """The process of a node's only rank, in this namespace's numbers."""
+    (agent,) = children_of(command.process.pid)
+    found = [p for p in children_of(agent) if b"train.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return found[0]
+
+
+def verdict(command: Command, code: str, timeout_s: float = 12) -> list[str]:
+    """The lines of the verdict as this node printed it."""
+    command.wait_for(f"{code} ", timeout_s)
+    command.wait_for(f"explain {code}", timeout_s)
+    lines = command.err.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"{code} "))
+    last = next(i for i, line in enumerate(lines) if line.endswith(f"explain {code}") and i > first)
+    return lines[first : last + 1]
+
+
+@pytest.mark.parametrize(("sig", "code"), [(signal.SIGSTOP, "AR221"), (signal.SIGKILL, "AR201")])
+def test_rank_when_stopped_or_killed_on_one_host_then_both_say_the_same(
+    job: tuple[Hosts, list[Command]], sig: signal.Signals, code: str
+) -> None:
+    hosts, commands = job
+    os.kill(rank_of(commands[1]), sig)
+    told = [verdict(c, code) for c in commands]
+    assert f"rank 1 on {hosts.names[1]}" in told[0][0]
+    assert told[0] == told[1]
+
+
+def test_rank_when_it_sleeps_on_the_other_host_then_its_line_is_named_on_both(
+    job: tuple[Hosts, list[Command]], tmp_path: Path
+) -> None:
+    hosts, commands = job
+    (tmp_path / "sleep").touch()
+    told = [verdict(c, "AR226") for c in commands]
+    assert told[0] == told[1]
+    assert f"rank 1 on {hosts.names[1]} sleeps" in told[0][0]
+    assert "train.py:10" in "\n".join(told[0])
+
+
+@pytest.mark.parametrize("how", ["cut", "blackhole", "poweroff"])
+def test_host_when_it_falls_silent_then_the_other_names_it_and_itself_the_cut(
+    job: tuple[Hosts, list[Command]], how: str
+) -> None:
+    hosts, (first, second) = job
+    hosts.do(how, hosts.names[1])
+    # A host that loses power takes its side of the connection along only in a namespace: there the kernel lives on.
+    first.wait_for("explain AR32", 12)
+    (head, *_) = verdict(first, "AR320" if "AR320" in first.err or how != "poweroff" else "AR321")
+    assert hosts.names[1] in head and "rank 1" in head
+    if how != "poweroff":
+        cut_off = verdict(second, "AR322")
+        assert hosts.names[0] in cut_off[0]
+        assert any(f"from {hosts.names[1]}" in line for line in cut_off)
+
+
+def test_agent_when_killed_then_the_other_node_names_it(job: tuple[Hosts, list[Command]]) -> None:
+    hosts, (first, second) = job
+    hosts.send(second, signal.SIGKILL)
+    (head, *_) = verdict(first, "AR321")
+    assert hosts.names[1] in head

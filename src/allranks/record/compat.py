@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -77,11 +78,15 @@ def call_at_script_end(function: Callable[[], None]) -> None:
             return
 
 
+# By group, how many collectives ranks issued in it without asking it (gradients through shared memory): one-element lists.
+beside: weakref.WeakKeyDictionary[Any, list[list[int]]] = weakref.WeakKeyDictionary()
+
+
 def sequence_number(group: Any) -> int:
     """Collectives that were issued on `group`, DDP's own included; -1 if this torch or backend cannot say."""
     try:
-        return group._get_sequence_number_for_group()
-    except (AttributeError, RuntimeError):
+        return group._get_sequence_number_for_group() + sum(n for (n,) in beside.get(group, ()))
+    except (AttributeError, RuntimeError, TypeError):
         return -1
 
 

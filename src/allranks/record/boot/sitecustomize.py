@@ -23,6 +23,8 @@ def _run_hidden():
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]  # noqa: PTH100
     if sys.version_info < (3, 4):  # noqa: UP036 - a tool's Python, not ours
         return
+    if not any(_may_hold_one(entry) for entry in sys.path):
+        return  # importlib.util costs 5 ms
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -32,6 +34,11 @@ def _run_hidden():
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
+
+
+def _may_hold_one(entry):
+    stem = os.path.join(entry or ".", "sitecustomize")  # noqa: PTH118
+    return os.path.exists(stem + ".py") or os.path.isdir(stem) or entry.endswith(".zip")  # noqa: PTH110, PTH112
 
 
 _install_probe()

@@ -126,19 +126,33 @@ def test_script_when_run_by_srun_then_the_same(
     assert re.search(r"SLURM_PROCID and SLURM_STEP_NUM_TASKS are set in step \d+\.0", done.err), done.story()
 
 
-def test_script_when_a_task_of_srun_fails_then_every_task_tells_its_story(
-    run_command: RunCommand, tmp_path: Path, srun: Path
-) -> None:
-    failing = tmp_path / "fail.py"
-    failing.write_text(
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    path = tmp_path / "fail.py"
+    path.write_text(
         "import allranks\n"
         "with allranks.start() as run:\n"
         "    if run.rank == 1:\n"
         "        raise ValueError('no such label: 11')\n"
         "    for _ in range(1000): run.sum(1)\n"
     )
+    return path
+
+
+def test_script_when_a_task_of_srun_fails_then_every_task_tells_its_story(
+    run_command: RunCommand, failing: Path, srun: Path
+) -> None:
     done = run_command(srun, "-n", "2", sys.executable, failing)
     assert done.code == 1
     story = f"AR020 rank 1 on host {os.uname().nodename} failed first: ValueError: no such label: 11"
     assert done.err.count(story) == 1, done.story()  # the error of rank 0
     assert f"{failing}:4 in <module>" in done.err, done.story()
+
+
+def test_script_when_it_fails_under_our_own_then_the_launcher_tells_the_cause_and_not_the_consequence(
+    allranks: RunCommand, failing: Path
+) -> None:
+    done = allranks("run", "--nproc", "2", failing)
+    assert done.code == 1
+    assert "rank 1 on" in done.err and "raised ValueError: no such label: 11" in done.err, done.story()
+    assert "AR020" not in done.err and "closed by peer" not in done.err, done.story()

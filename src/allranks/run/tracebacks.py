@@ -155,6 +155,7 @@ _CONSEQUENCES = re.compile(
             r"Watchdog caught collective operation timeout|heartbeat monitor",
             r"gloo.*connectFullMesh|store->get.*got error",
             r"another rank (failed|raised|ended)|ended because rank \d+",
+            r"\bAR02[02] ",  # our own: another rank failed first, or left
         )
     ),
     re.I,

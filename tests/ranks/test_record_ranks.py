@@ -71,6 +71,30 @@ def test_install_when_process_has_ended_then_its_folder_is_gone() -> None:
     assert not any(Path(folder).exists() for folder in folders)
 
 
+def killed_and_then_another() -> tuple[str, bool]:
+    import os
+    from pathlib import Path
+
+    from allranks.record import install, recorder
+
+    child = os.fork()
+    if child == 0:
+        install()
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    from allranks.record import inprocess
+
+    left = inprocess.folder_of(child)
+    assert left is not None
+    install()
+    return (recorder().path or ""), Path(left).exists()
+
+
+def test_install_when_another_was_killed_then_its_folder_is_removed() -> None:
+    ((path, is_left),) = run_ranks(1, killed_and_then_another)
+    assert path and not is_left
+
+
 def wait_alone(rank: int) -> None:
     import torch
     import torch.distributed as dist

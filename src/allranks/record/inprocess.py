@@ -7,6 +7,7 @@ can read; and, since no agent will say it, the process tells on stderr itself wh
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
@@ -53,6 +54,8 @@ def _install() -> None:
     atexit.register(_remove, folder, owner)
     # A multiprocessing child ends without atexit, but with its finalizers.
     Finalize(None, _remove, args=(folder, owner), exitpriority=0)
+    _hold(folder)
+    _remove_dead()
     process.open_page(folder)
     process.set_flag(at.IN_PROCESS)
     if startup.number_of_rank() >= 0:
@@ -63,6 +66,33 @@ def _install() -> None:
     startup.wait_for_torch()
     _rebind(originals)
     _join_late()
+
+
+_ALIVE = "alive"  # locked by its owner, whatever namespace of pids that lives in
+_held = -1
+
+
+def _hold(folder: str) -> None:
+    global _held
+    _held = os.open(f"{folder}/{_ALIVE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(_held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove_dead() -> None:
+    """Remove the folders of our own processes that were killed and could not."""
+    for lock in _base().glob(f"{FOLDER_PREFIX}*/{_ALIVE}"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # another user's, or just gone
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # it lives
+        else:
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _remove(folder: str, owner: int) -> None:

@@ -107,10 +107,12 @@ class Case:
     def is_early(self, rank: Rank, doing: acting.Activity) -> bool:
         """Whether this rank may well come by itself: it is at something that takes its time, and has not taken it yet."""
         waited = self.waited_s([rank.rank])
-        if self.evidence.trigger == "asked" or waited is None:
+        if waited is None:
             return False
         if waited < 0.9:
             return True
+        if self.evidence.trigger == "asked":
+            return False
         record = rank.record
         limit = 0.0
         if doing.is_busy:

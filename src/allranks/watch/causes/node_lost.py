@@ -55,7 +55,8 @@ def say(case: Case, code: str, name: str, lost: list[Node], what: str) -> Verdic
         hosts=tuple(n.host for n in lost),
         since_s=max((n.lost_s for n in lost), default=None),
         step=case.step(list(case.evidence.ranks)),
-        others=case.others(numbers) or f"{ranks_text(here)} cannot go on without {'it' if len(numbers) == 1 else 'them'}",
+        others=case.others(numbers)
+        or f"{ranks_text(here)} cannot go on without {'it' if len(numbers) == 1 else 'them'}",
         facts=tuple(facts),
         fix="see whether the host is up (ping, its console) and the switch; restart the job without it, or when it is back",
         can_go_on=False,

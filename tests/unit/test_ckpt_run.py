@@ -270,6 +270,45 @@ def test_loop_of_its_own_beside_a_checkpoint_is_told_that_it_does_not_resume(sto
                     loop(run, job)
 
 
+def test_stop_during_an_evaluation_saves_the_state_of_the_loops_end_before_it_is_over(tmp_path: Path) -> None:
+    """C95: the evaluation may outlast the grace time; what comes after the loop is done again, once."""
+
+    def make(run_dir: Path) -> Job:
+        job = Job(run_dir)
+        job.save_every, job.test, job.passes = None, None, 0
+
+        def before(run: Any) -> None:
+            job.test = run.loader(DATA)
+            job.steplr = torch.optim.lr_scheduler.StepLR(job.sgd, 1, 0.5)
+            run.track(steplr=job.steplr)
+
+        def after_loop(run: Any) -> None:
+            job.steplr.step()
+            torch.rand(1)
+            job.passes += 1
+            for number, _ in enumerate(job.test):
+                if job.stop and run.epoch == 0 and number == 1:
+                    run._pause.ask_to_stop("SIGTERM")
+                if job.stop and run.epoch == 0 and number == 2:
+                    run._checkpoints._background.wait()
+                    raise Stop  # the time is over in the middle of the evaluation
+
+        job.before, job.after_loop = before, after_loop
+        return job
+
+    whole, cut, again = make(tmp_path / "whole"), make(tmp_path / "run"), make(tmp_path / "run")
+    whole.stop, cut.stop, again.stop = False, True, False
+    whole.train()
+    rest = torch.get_rng_state()
+    with pytest.raises(Stop):
+        cut.train()
+    assert cut.steps() == ["step-00000003-early"]
+    again.train()
+    assert again.seen[0] == (1, 4) and again.passes == 2
+    assert again.weights() == whole.weights() and torch.equal(torch.get_rng_state(), rest)
+    assert again.sgd.param_groups[0]["lr"] == whole.sgd.param_groups[0]["lr"] == 0.0025
+
+
 # -- what does not fit -------------------------------------------------------------------------------------------------------
 
 

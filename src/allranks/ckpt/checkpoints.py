@@ -10,6 +10,7 @@ No call here is a collective. With several ranks, every rank makes one of these 
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import secrets
@@ -35,6 +36,8 @@ from allranks.ckpt.retention import Retention
 from allranks.ckpt.stores import open_store
 from allranks.ckpt.writing import Plan, Snapshot, write_checkpoint
 from allranks.core.errors import CheckpointError, UsageError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,26 @@ class Checkpoints:
             self._background.check()
         return Saved(plan.final, time.perf_counter() - begun, waited_s)
 
+    def save_early(self, state: Snapshot, *, wait_for_ranks_s: float) -> None:
+        """Save in the background what another save may make unneeded: it may fail, and other ranks may leave it out.
+
+        Args:
+            wait_for_ranks_s: How long rank 0 waits for the others.
+        """
+        self._background.make_free(f"step {state.step}")
+        held = self._hold(state, self._holder.copy)
+        final = finding.folder_name(state.step, finding.EARLY)
+        if final in self.session.taken:
+            return
+        plan = self._plan_of(final, f"{self.session.token}-early{state.step}", wait_for_ranks_s)
+        self._background.start(plan.final, lambda give_up: self._try_write(held, plan, give_up))
+
+    def _try_write(self, held: Snapshot, plan: Plan, give_up: threading.Event) -> None:
+        try:
+            self._write(held, plan, give_up)
+        except CheckpointError as error:
+            _log.warning("%s was not saved: %s", plan.final, error.what)
+
     def prepare(self, state: Snapshot) -> None:
         """Make the buffers for a state of this shape in the background, so that the first save holds the loop no longer than others."""
         self._background.make_free("the buffers")
@@ -161,14 +184,16 @@ class Checkpoints:
             again += 1
         self._taken.add(final)
         self._count += 1
-        token = f"{self.session.token}-{self._count}"
+        return self._plan_of(final, f"{self.session.token}-{self._count}", self._wait_for_ranks_s)
+
+    def _plan_of(self, final: str, token: str, wait_for_ranks_s: float) -> Plan:
         return Plan(
             rank=self._rank,
             world_size=self._world_size,
             final=final,
             working=finding.working_name(final, token) if self.store.renames else final,
             token=token,
-            wait_for_ranks_s=self._wait_for_ranks_s,
+            wait_for_ranks_s=wait_for_ranks_s,
             retention=self._retention,
             about={"written_at": datetime.now(timezone.utc).isoformat(timespec="seconds")},
         )

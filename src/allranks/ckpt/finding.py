@@ -14,7 +14,7 @@ from allranks.ckpt.manifest import FileEntry, Manifest
 from allranks.ckpt.stores import Store
 from allranks.core.errors import CheckpointError
 
-_FOLDER = re.compile(r"step-(\d{8,})(?:-again(\d+))?(\.tmp-.*)?\Z")
+_FOLDER = re.compile(r"step-(\d{8,})(?:-(early)|-again(\d+))?(\.tmp-.*)?\Z")
 _CHUNK_BYTES = 4 << 20
 
 
@@ -39,9 +39,12 @@ class Found:
     problems: tuple[Problem, ...] = ()
 
 
+EARLY = -1
+
+
 def folder_name(step: int, again: int = 0) -> str:
-    """The folder of a step: step-00001200, and step-00001200-again1 where that one is taken."""
-    return f"step-{step:08d}" + (f"-again{again}" if again else "")
+    """The folder of a step: step-00001200; -again1 where that one is taken, -early for EARLY, which comes before."""
+    return f"step-{step:08d}" + ("-early" if again == EARLY else f"-again{again}" if again else "")
 
 
 def working_name(folder: str, token: str) -> str:
@@ -52,13 +55,15 @@ def working_name(folder: str, token: str) -> str:
 def is_working(folder: str) -> bool:
     """Whether a folder is one that was never finished."""
     match = _FOLDER.match(folder)
-    return bool(match and match.group(3))
+    return bool(match and match.group(4))
 
 
 def parse_folder(folder: str) -> tuple[int, int] | None:
     """Step and repetition of a folder's name; None if it is not one of ours."""
     match = _FOLDER.match(folder)
-    return (int(match.group(1)), int(match.group(2) or 0)) if match else None
+    if match is None:
+        return None
+    return int(match.group(1)), EARLY if match.group(2) else int(match.group(3) or 0)
 
 
 def list_folders(store: Store) -> list[str]:

@@ -52,8 +52,7 @@ class Feeding(RunState):
         )
         if own_size and global_batch_size is None:
             self._require_same_size(loader)
-        if loader.is_training:
-            loader.on_taken = self.after_iteration
+        loader.on_taken = self.after_iteration if loader.is_training else self.during_evaluation
         self.loaders[name] = loader
         return loader
 

@@ -76,6 +76,12 @@ class Pause:
         """Why this rank was asked to stop, if it was."""
         return self._stop
 
+    def is_stop_asked(self) -> bool:
+        """Whether any rank was asked to stop, as far as this one knows; costs a look into the store only if somebody asks."""
+        if self._stop is not None or self._asked_round != self._round or self._store is None:
+            return self._stop is not None
+        return self._store.check([f"pause/{self._round}/stop"])
+
     def ask_to_stop(self, reason: str) -> None:
         """Save and leave after an update that all ranks agree on."""
         self._stop = self._stop or reason

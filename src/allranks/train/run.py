@@ -19,7 +19,7 @@ from allranks.train.slots import OptimizerSlot, Update, check_positive
 from allranks.wrap import Ema, Model, plain
 
 
-class Run(Feeding, Saving, Evaluating, Deciding):
+class Run(Saving, Feeding, Evaluating, Deciding):
     """One training on all its ranks; made by allranks.start().
 
     The methods say which of them are collective. Attributes: `place`, `device`, `run_dir` (None without one), `epoch`, `updates`

@@ -6,17 +6,20 @@ A checkpoint is taken where everything fits together: when the loop comes back t
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from allranks.ckpt import Retention
+from allranks.ckpt import Retention, Snapshot
 from allranks.comm import values
 from allranks.core.errors import CheckpointError, CommError, UsageError
+from allranks.data import RankLoader
 from allranks.train import snapshot
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MINUTES = 10.0
 _ALL_CALL_WITHIN_S = 60.0
+_EARLY_WAIT_S = 20.0
+_SHARED_WITH_WEIGHTS = ("optimizers", "emas")
 
 
 class Left(SystemExit):
@@ -51,6 +56,7 @@ class Saving(Evaluating, Deciding, Resuming):
         self._is_in_epoch = False
         self._updates_seen = 0
         self._has_prepared = False
+        self._tail: Snapshot | None = None  # the state when the training loader came to its end
         self._saved_at: tuple[int, int] | None = None  # updates and epoch of the last save
         stop_file = os.environ.get("ALLRANKS_STOP_FILE")
         self._pause = Pause(
@@ -153,7 +159,34 @@ class Saving(Evaluating, Deciding, Resuming):
         if batch is None or batch.is_last:
             self._between_iterations()
 
+    def _on_end(self, loader: RankLoader) -> None:
+        super()._on_end(loader)
+        if (
+            loader.is_training
+            and self._updates_seen == self.updates
+            and self._is_in_epoch
+            and self._has_begun
+        ):
+            state = snapshot.take(self, self._tracked, self._tracked_per_rank, {})
+            # Weights stay as they are until the next update; what the code after the loop changes (schedulers, the user's own
+            # objects) is copied.
+            self._tail = replace(
+                state, training=_copied(state.training), this_rank=copy.deepcopy(dict(state.this_rank))
+            )
+
+    def during_evaluation(self) -> None:
+        """Told to leave while evaluating, which may outlast the time that is left: save what there was when the loop ended.
+
+        The ranks are after the same update, so no agreement is needed; they leave, as ever, at the end of the epoch.
+        """
+        if self._tail is None or not self._pause.is_stop_asked():
+            return
+        tail, self._tail = self._tail, None
+        if self._checkpoints is not None and self._saved_at != (self.updates, self.epoch):
+            self._checkpoints.save_early(tail, wait_for_ranks_s=_EARLY_WAIT_S)
+
     def _between_iterations(self) -> None:
+        self._tail = None
         updates = self.updates
         if updates == self._updates_seen:
             return
@@ -204,6 +237,7 @@ class Saving(Evaluating, Deciding, Resuming):
 
     def _end_epoch(self) -> None:
         """An epoch is complete: schedulers stepped, the epoch counted. Collective if it saves."""
+        self._tail = None
         epochs = self._every["epochs"]
         if self._wanted is not None:
             self._save_wanted()
@@ -271,3 +305,7 @@ class Saving(Evaluating, Deciding, Resuming):
             super().close()
             if self._checkpoints is not None:
                 self._checkpoints.close(failing=failing)
+
+
+def _copied(training: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v if k in _SHARED_WITH_WEIGHTS else copy.deepcopy(v) for k, v in training.items()}

@@ -197,6 +197,10 @@ def _put_slot(
             _load(scheduler, state, f"{type(scheduler).__name__} of {slot.name!r}", path)
     slot.updates, slot.weighted = counters["updates"], counters["weighted"]
     slot.last_pooled = frozenset(counters["last_pooled"])
+    if slot.updates:
+        # torch's note that step() came before the scheduler's: it did, before the save; without it torch warns where the code after
+        # the last update of an epoch is what a resumed run does first.
+        slot.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _put_loaders(run: RunState, states: Mapping[str, Any]) -> None:

@@ -109,6 +109,12 @@ class RunState:
     def after_iteration(self) -> None:
         """The loop comes back to a training loader for the next batch; see train/saving.py."""
 
+    def during_evaluation(self) -> None:
+        """The loop comes back to an evaluation loader for the next batch; see train/saving.py."""
+
+    def _on_end(self, loader: RankLoader) -> None:
+        """An iteration of a loader is over."""
+
     def close(self, *, failing: bool = False) -> None:
         """End the run: loader workers and trackers are closed, and what is called afterwards is an error."""
         self._is_open = False

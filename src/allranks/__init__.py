@@ -5,10 +5,11 @@ Public names are loaded when they are first used, so that importing allranks cos
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+# Every process of a job imports this file: typing alone would be most of what it costs. Type checkers know the name.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from allranks.core.errors import AllranksError, AllranksWarning
     from allranks.data import RankLoader, make_loader
     from allranks.metrics import Sink
@@ -47,6 +48,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'allranks' has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

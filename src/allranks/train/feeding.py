@@ -52,7 +52,7 @@ class Feeding(RunState):
         )
         if own_size and global_batch_size is None:
             self._require_same_size(loader)
-        loader.on_taken = self.after_iteration if loader.is_training else self.during_evaluation
+        loader.on_taken = self._after_iteration if loader.is_training else self._during_evaluation
         self.loaders[name] = loader
         return loader
 

@@ -153,7 +153,7 @@ class Saving(Evaluating, Deciding, Resuming):
         if self._training_loader is None:
             self._between_iterations()
 
-    def after_iteration(self) -> None:
+    def _after_iteration(self) -> None:
         """The loop comes back to a training loader: all it did with the last batch is done."""
         batch = self._stepper.micro_batch
         if batch is None or batch.is_last:
@@ -174,7 +174,7 @@ class Saving(Evaluating, Deciding, Resuming):
                 state, training=_copied(state.training), this_rank=copy.deepcopy(dict(state.this_rank))
             )
 
-    def during_evaluation(self) -> None:
+    def _during_evaluation(self) -> None:
         """Told to leave while evaluating, which may outlast the time that is left: save what there was when the loop ended.
 
         The ranks are after the same update, so no agreement is needed; they leave, as ever, at the end of the epoch.

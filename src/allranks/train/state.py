@@ -106,10 +106,10 @@ class RunState:
         """Updates of the weights so far; with several optimizers, of the one that has most."""
         return max((s.updates for s in self.slots.values()), default=0)
 
-    def after_iteration(self) -> None:
+    def _after_iteration(self) -> None:
         """The loop comes back to a training loader for the next batch; see train/saving.py."""
 
-    def during_evaluation(self) -> None:
+    def _during_evaluation(self) -> None:
         """The loop comes back to an evaluation loader for the next batch; see train/saving.py."""
 
     def _on_end(self, loader: RankLoader) -> None:

@@ -264,4 +264,6 @@ def test_loader_when_both_ranks_have_as_many_batches_then_it_is_not_uneven() -> 
     call = Call("barrier", seq=59, where=LINE, age_s=4.0, is_inside=True)
     inside = replace(other(loader=loader, phase="collective", calls=(call,)), stacks=())
     assert code_of(waiting(loader=loader), inside) == "AR250"
-    assert code_of(waiting(loader=replace(loader, number=2, drawn=2)), replace(inside, record=replace(inside.record, loader=replace(loader, length=21, drawn=21, is_exhausted=True)))) == "AR251"  # fmt: skip
+    over = replace(loader, length=21, drawn=21, is_exhausted=True)
+    short = replace(inside, record=replace(inside.record, loader=over))
+    assert code_of(waiting(loader=replace(loader, number=2, drawn=2)), short) == "AR251"

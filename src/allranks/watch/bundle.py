@@ -16,7 +16,8 @@ from allranks.watch.stacks import parse_traceback
 from allranks.watch.verdict import seconds
 
 _MISSING = re.compile(
-    r"No such file or directory: '([^']+)'|Parent directory (\S+) does not exist|(?:file|File) (/\S+) (?:not found|cannot be opened|does not exist)"
+    r"No such file or directory: '([^']+)'|Parent directory (\S+) does not exist"
+    r"|(?:file|File) (/\S+) (?:not found|cannot be opened|does not exist)"
 )
 TAIL_BYTES = 64 << 10
 _PORT = re.compile(r"port: (\d+)|:(\d{2,5})\b")

@@ -7,7 +7,6 @@ looked at through /proc and py-spy.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def _folder_of(pid: int | None, run: Path | None) -> Path | None:
             found = next((f for f in kids if f), "")
         return Path(found) if found else None
     wanted = str(run.resolve()) if run is not None else ""
-    for name in os.listdir("/proc"):
+    for name in (entry.name for entry in Path("/proc").iterdir()):
         if name.isdigit() and wanted and proc.environment(int(name), "ALLRANKS_RUN_DIR") == wanted:
             found = proc.environment(int(name), "ALLRANKS_RECORD_DIR")
             if found:
@@ -109,7 +108,7 @@ def _ranks_of_processes(pid: int) -> tuple[Rank, ...]:
 
 def _cwd(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/cwd")
+        return str(Path(f"/proc/{pid}/cwd").readlink())
     except OSError:
         return ""
 

@@ -28,7 +28,8 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who(gone)} {many(numbers, 'has', 'have')} destroyed the process group (finished) while others still need it{case.waits_for(gone)}",
+        f"{case.who(gone)} {many(numbers, 'has', 'have')} destroyed the process group (finished) "
+        f"while others still need it{case.waits_for(gone)}",
         gone,
         where=where,
         facts=[

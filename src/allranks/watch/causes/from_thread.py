@@ -26,7 +26,8 @@ def find(case: Case) -> Verdict | None:
         return case.verdict(
             CODE,
             NAME,
-            f"collectives out of order: {case.who([rank])} calls {meeting.call_text(call)} from thread {call.thread}, in a race with its main thread",
+            f"collectives out of order: {case.who([rank])} calls {meeting.call_text(call)} "
+            f"from thread {call.thread}, in a race with its main thread",
             [rank],
             where=places,
             facts=[

@@ -47,7 +47,8 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"collective mismatch: {case.who(ranks)} {many(small, 'is', 'are')} in {wait.text()}, which {ranks_text(rest)} {many(rest, 'does', 'do')} not enter",
+        f"collective mismatch: {case.who(ranks)} {many(small, 'is', 'are')} in "
+        f"{wait.text()}, which {ranks_text(rest)} {many(rest, 'does', 'do')} not enter",
         ranks,
         where=where,
         facts=facts,

@@ -19,7 +19,8 @@ def find(case: Case) -> Verdict | None:
         return case.verdict(
             CODE,
             NAME,
-            f"{case.who(absent)} did not come to a collective before the process group's timeout; {ranks_text([r.rank for r in broken])} waited",
+            f"{case.who(absent)} did not come to a collective before the process "
+            f"group's timeout; {ranks_text([r.rank for r in broken])} waited",
             absent,
             facts=[message[:200]],
             fix="see where the absent rank stands; raise the timeout only if it was really at work",

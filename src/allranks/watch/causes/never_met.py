@@ -37,7 +37,10 @@ def _absent(case: Case, here: list[int], missing: list[int]) -> Verdict:
     return Verdict(
         code=CODE,
         name=NAME,
-        what=f"{ranks_text(missing)} {many(missing, 'is', 'are')} missing: only {len(here)} of {case.evidence.world_size} ranks have come to init_process_group",
+        what=(
+            f"{ranks_text(missing)} {many(missing, 'is', 'are')} missing: only {len(here)} "
+            f"of {case.evidence.world_size} ranks have come to init_process_group"
+        ),
         ranks=tuple(missing),
         where=tuple(line for n in here[:1] if (r := case.evidence.rank(n)) for line in case.stands_at(r)[:1]),
         since_s=waited,

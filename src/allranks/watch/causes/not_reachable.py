@@ -10,7 +10,8 @@ from allranks.watch.verdict import Verdict, many
 CODE, NAME = "AR307", "store-not-reachable"
 
 _SAYS = re.compile(
-    r"client socket has (?:failed to connect|timed out)|failed to connect to \[?|Connection refused|No route to host|Name or service not known",
+    r"client socket has (?:failed to connect|timed out)|failed to connect "
+    r"to \[?|Connection refused|No route to host|Name or service not known",
     re.I,
 )
 _TARGET = re.compile(r"connect(?:ing)? to \[?([\w.:-]+?)\]?[:,] ?(\d+)|\(([\w.-]+), (\d+)\)")

@@ -30,6 +30,9 @@ def find(case: Case) -> Verdict | None:
             failure.message.split("\n")[0][:200],
             f"{case.who(said)} {many([r.rank for r in said], 'says', 'say')} so",
         ],
-        fix="use each parameter in one forward per backward: no reentrant checkpoint (use_reentrant=False), and no find_unused_parameters with two forwards; or static_graph=True",
+        fix=(
+            "use each parameter in one forward per backward: no reentrant checkpoint "
+            "(use_reentrant=False), and no find_unused_parameters with two forwards; or static_graph=True"
+        ),
         can_go_on=False,
     )

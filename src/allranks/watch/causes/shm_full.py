@@ -10,7 +10,8 @@ from allranks.watch.verdict import Verdict
 CODE, NAME = "AR208", "shared-memory-full"
 
 _FULL = re.compile(
-    r"unable to (?:allocate|write to|mmap).{0,60}shared memory|insufficient shared memory|out of shared memory|No space left on device.*torch_|torch_.*No space left|unable to mmap .* bytes from file </torch_",
+    r"unable to (?:allocate|write to|mmap).{0,60}shared memory|insufficient shared memory|out of shared "
+    r"memory|No space left on device.*torch_|torch_.*No space left|unable to mmap .* bytes from file </torch_",
     re.I | re.S,
 )
 
@@ -25,12 +26,14 @@ def find(case: Case) -> Verdict | None:
         facts = [line[:200]]
         if node and node.shm_size_bytes:
             facts.append(
-                f"/dev/shm on {node.host} has {node.shm_size_bytes / 1e6:.0f} MB, {(node.shm_free_bytes or 0) / 1e6:.0f} MB of them free now"
+                f"/dev/shm on {node.host} has {node.shm_size_bytes / 1e6:.0f} "
+                f"MB, {(node.shm_free_bytes or 0) / 1e6:.0f} MB of them free now"
             )
         loader = rank.record.loader if rank.record else None
         if loader is not None and loader.num_workers:
             facts.append(
-                f"{loader.num_workers} loader workers on each of {len(node.ranks) if node else 1} ranks hold batches there, 2 each by default"
+                f"{loader.num_workers} loader workers on each of "
+                f"{len(node.ranks) if node else 1} ranks hold batches there, 2 each by default"
             )
         return case.verdict(
             CODE,
@@ -39,7 +42,10 @@ def find(case: Case) -> Verdict | None:
             [rank],
             where=case.frames(rank.failure.frames) if rank.failure else None,
             facts=facts,
-            fix="raise /dev/shm (docker --shm-size=8g, Kubernetes emptyDir medium: Memory), or lower num_workers, prefetch_factor or the batch",
+            fix=(
+                "raise /dev/shm (docker --shm-size=8g, Kubernetes emptyDir "
+                "medium: Memory), or lower num_workers, prefetch_factor or the batch"
+            ),
             can_go_on=False,
         )
     return None

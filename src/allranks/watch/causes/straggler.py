@@ -30,7 +30,8 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who([rank])} is a straggler: slower than the others by {_ms(slow.excess_s)} per step; {ranks_text(others)} wait{'s' if len(others) == 1 else ''} for it",
+        f"{case.who([rank])} is a straggler: slower than the others by {_ms(slow.excess_s)} "
+        f"per step; {ranks_text(others)} wait{'s' if len(others) == 1 else ''} for it",
         [rank],
         where=where,
         since_s=slow.since_s,

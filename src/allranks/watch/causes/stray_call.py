@@ -39,7 +39,8 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"collective mismatch: {case.who(other)} is in {call.op} while {ranks_text([r.rank for r in building])} constructs DDP, which is a collective too",
+        f"collective mismatch: {case.who(other)} is in {call.op} while "
+        f"{ranks_text([r.rank for r in building])} constructs DDP, which is a collective too",
         other,
         where=tuple(dict.fromkeys(lines)),
         facts=facts,

@@ -30,7 +30,10 @@ def find(case: Case) -> Verdict | None:
                 rank.failure.message.split("\n")[0] if rank.failure else "",
                 "each tensor from a loader worker holds one descriptor while it lives",
             ],
-            fix="do not keep the batches (copy what you need: tensor.clone()), or ulimit -n 65535, or torch.multiprocessing.set_sharing_strategy('file_system')",
+            fix=(
+                "do not keep the batches (copy what you need: tensor.clone()), or ulimit "
+                "-n 65535, or torch.multiprocessing.set_sharing_strategy('file_system')"
+            ),
             can_go_on=False,
         )
     return None

@@ -35,7 +35,8 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"uneven batches: {case.who(short)} {many(numbers, 'has', 'have')} {few} batches per epoch, {ranks_text(longest)} {many(longest, 'has', 'have')} {much}",
+        f"uneven batches: {case.who(short)} {many(numbers, 'has', 'have')} {few} "
+        f"batches per epoch, {ranks_text(longest)} {many(longest, 'has', 'have')} {much}",
         short,
         where=tuple(dict.fromkeys(w for w in (*waits, *where) if w)),
         others=case.others(),

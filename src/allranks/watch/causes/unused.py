@@ -46,7 +46,8 @@ def find(case: Case) -> Verdict | None:
             "found in the step in which they got no gradient"
             if silent and not raised
             else "torch noticed it in the forward after that step",
-            f"{case.who(case.victims)} {many([r.rank for r in case.victims], 'is a victim', 'are victims')}: {'its' if len(case.victims) == 1 else 'their'} gradient all-reduce was never answered"
+            f"{case.who(case.victims)} {many([r.rank for r in case.victims], 'is a victim', 'are victims')}: "
+            f"{'its' if len(case.victims) == 1 else 'their'} gradient all-reduce was never answered"
             if case.victims
             else "",
         ],

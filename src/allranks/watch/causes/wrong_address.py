@@ -28,7 +28,10 @@ def find(case: Case) -> Verdict | None:
             continue
         if named:
             same = [r for r in case.failed if r.failure and _NO_INTERFACE.search(r.failure.message)]
-            what = f"{case.who(same)} {many([r.rank for r in same], 'names', 'name')} a network interface that is not there{f' ({named[1]})' if named[1] else ''}"
+            what = (
+                f"{case.who(same)} {many([r.rank for r in same], 'names', 'name')} a "
+                f"network interface that is not there{f' ({named[1]})' if named[1] else ''}"
+            )
             fix = "set GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME to one of `ip -br addr`"
         else:
             same = [rank]

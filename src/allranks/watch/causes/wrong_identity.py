@@ -25,7 +25,10 @@ def find(case: Case) -> Verdict | None:
     if twice:
         culprits = [r for r in case.evidence.ranks if said.get(r.rank, (-1, 0))[0] in twice]
         missing = sorted(set(range(case.evidence.world_size)) - {rank for rank, _ in said.values()})
-        what = f"{ranks_text(twice)} is there twice: {', '.join(f'process {r.pid} on {r.host}' for r in culprits)}; missing: {ranks_text(missing)}"
+        what = (
+            f"{ranks_text(twice)} is there twice: "
+            f"{', '.join(f'process {r.pid} on {r.host}' for r in culprits)}; missing: {ranks_text(missing)}"
+        )
     elif len(sizes) > 1:
         most = Counter(size for _, size in said.values()).most_common(1)[0][0]
         culprits = [r for r in case.evidence.ranks if r.rank in said and said[r.rank][1] != most]

@@ -229,7 +229,7 @@ class Case:
     ) -> Verdict:
         """A verdict about these culprits; what is not given is read from the evidence."""
         numbers = [r.rank for r in ranks]
-        if since_s is None:
+        if since_s is None and self.evidence.trigger not in ("exit", "dying"):
             ages = [r.record.phase_s for r in ranks if r.record is not None and r.is_alive]
             since_s = self.waited_s(numbers) if self.waits else max(ages, default=None)
         return Verdict(

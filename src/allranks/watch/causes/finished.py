@@ -36,7 +36,10 @@ def is_done(rank: Rank) -> bool:
     """Whether the rank's script has come to its end, or left the process group for good."""
     if rank.exit is not None:
         return not rank.exit.failed and not rank.exit.by_us
-    return rank.record is not None and (rank.record.exit_kind == "ended" or rank.record.phase == "exit")
+    record = rank.record
+    if record is None or record.exception is not None:
+        return False
+    return record.exit_kind == "ended" or (record.exit_kind == "" and record.phase == "exit")
 
 
 def guard_facts(case: Case, ranks: list[int]) -> list[str]:

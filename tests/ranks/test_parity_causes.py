@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from allranks.parity.compare import TOLERANCES
 from allranks.parity.recording import read
 from allranks.parity.runner import Answer, judge
 from allranks.parity.startup import RecordOptions, begin_in_process
@@ -96,6 +97,16 @@ def test_near_miss_when_compared_then_equal(tmp_path: Path, name: str) -> None:
 def test_dropout_when_switched_off_then_the_rest_is_equal(tmp_path: Path) -> None:
     answer = parity(tmp_path, "plain_ddp.py", "--break", "AR706", dropout=False)
     assert answer.finding is None, answer.finding
+
+
+@pytest.mark.parametrize(("autocast", "kind"), [(True, "half"), (False, "float32")])
+def test_half_precision_when_switched_off_then_compared_as_float32(
+    tmp_path: Path, autocast: bool, kind: str
+) -> None:
+    answer = parity(tmp_path, "plain_ddp.py", "--half", autocast=autocast)
+    assert answer.finding is None, answer.finding
+    assert answer.result.tolerance == TOLERANCES[kind]
+    assert answer.result.largest_gradient.size < 1e-5 or autocast
 
 
 @pytest.mark.parametrize(

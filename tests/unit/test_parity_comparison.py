@@ -226,6 +226,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, ranks_written: int) -> runner.Answ
 
     def record(wish: runner.Wish, folder: Path, num_ranks: int, options: RecordOptions) -> str:
         folder.mkdir()
+        (folder / "options.json").write_text(options.as_json())
         for rank in range(min(num_ranks, ranks_written)):
             write(folder, rank, num_ranks)
         return "exit code 1: a traceback"

@@ -214,7 +214,7 @@ def gradient_factor(case: Case) -> Finding | None:
     if not case.gradients:
         return None
     factor, rest = _factor(case)
-    if factor is None or rest > 10 * case.tolerance:
+    if factor is None or rest > 2 * case.tolerance or abs(factor - 1) <= 2 * case.tolerance:
         return None
     near = Fraction(factor).limit_denominator(max(64, 2 * case.world_size))
     shown = str(near) if abs(float(near) - factor) < 1e-3 * abs(factor) else f"{factor:.4g}"
@@ -321,7 +321,9 @@ def unknown(case: Case) -> Finding:
         f"the first layer whose outputs differ is {found[0].name} ({found[0].kind})"
         if found is not None
         else "",
-        "run again with a batch size that the ranks divide, then with --no-dropout, to narrow it down",
+        "--no-autocast compares in float32: half precision may part by rounding alone"
+        if case.one_record.autocast
+        else "run again with a batch size that the ranks divide, then with --no-dropout, to narrow it down",
         case.number,
         first,
     )

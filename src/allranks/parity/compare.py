@@ -13,11 +13,13 @@ from typing import Any
 
 from allranks.parity.recording import Layer, Loss, Print, RankRecord, Recording, Step
 
-# By what computed: how far rounding may carry two gradients apart, relative to their norm, over some tens of updates. The mistakes
-# that are looked for change a gradient by a hundredth at the least, and by a factor of ranks in most cases.
-TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "half": 3e-2}
+# By what computed: how far rounding may carry two gradients apart, relative to their norm, over some tens of updates. What counts
+# is not the rounding of sums (1e-6 in float32) but a unit that it turns on or off at a kink: one ReLU of a small convolutional
+# network made 2e-3 in the 13th update, and bfloat16 a tenth in the 16th. The mistakes that are looked for are larger: a factor of
+# ranks, a mean of means; samples, rates and ranks that differ are seen exactly.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-2, "half": 0.1}
 # Sums over many outputs hide what happens to each: they are held to a part of the tolerance.
-LAYERS = 1e-2
+LAYERS = 1e-3
 EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "half": 2.0**-8}
 
 
@@ -105,7 +107,8 @@ class Case:
                 continue  # padded to another length: the sums cannot be compared
             spread = (layer.count * max(layer.squares, other.squares)) ** 0.5
             apart = abs(layer.sum - other.sum) > allowed * spread
-            if apart or not close(layer.squares, other.squares, allowed):
+            pairs = ((layer.squares, other.squares), (layer.absolute, other.absolute))
+            if apart or not all(close(a, b, allowed) for a, b in pairs):
                 return layer, other
         return None
 
@@ -209,7 +212,7 @@ def _compare_update(
         weight = max(weight, (distance / a.norm if a.norm else distance, k + 1, name))
         start = record.initial.get(name)
         way = a.distance(start) if start is not None else a.norm
-        if distance > 10 * allowed * way + 16 * epsilon * max(a.norm, b.norm) and not _is_noise(
+        if distance > 5 * allowed * way + 16 * epsilon * max(a.norm, b.norm) and not _is_noise(
             mine, name, floor
         ):
             case.weights.append(name)
@@ -268,10 +271,9 @@ def add_layers(steps: list[Step]) -> dict[str, Layer]:
     found: dict[str, Layer] = {}
     for step in steps:
         for x in step.layers:
-            before = found.get(x.name, Layer(x.name, x.kind, 0, 0.0, 0.0))
-            found[x.name] = Layer(
-                x.name, x.kind, before.count + x.count, before.sum + x.sum, before.squares + x.squares
-            )
+            a = found.get(x.name, Layer(x.name, x.kind, 0, 0.0, 0.0, 0.0))
+            sums = (a.sum + x.sum, a.squares + x.squares, a.absolute + x.absolute)
+            found[x.name] = Layer(x.name, x.kind, a.count + x.count, *sums)
     return found
 
 

@@ -39,6 +39,8 @@ def begin(folder: Path, options: RecordOptions, rank: int, world_size: int) -> R
     listen_to_loaders(recorder)
     _listen_to_forwards(recorder)
     _listen_to_dropout(recorder)
+    if not options.autocast:
+        _switch_autocast_off()
     _listen_to_backward(recorder)
     _listen_to_optimizers(recorder)
     atexit.register(recorder.close, "script")
@@ -92,6 +94,16 @@ def _listen_to_dropout(recorder: Recorder) -> None:
         return attention(query, key, value, attn_mask, dropout_p, *rest, **more)
 
     F.scaled_dot_product_attention = marked_attention
+
+
+def _switch_autocast_off() -> None:
+    make = torch.autocast.__init__
+
+    @functools.wraps(make)
+    def marked(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        make(self, device_type, enabled=False)
+
+    torch.autocast.__init__ = marked
 
 
 def _listen_to_backward(recorder: Recorder) -> None:

@@ -55,6 +55,8 @@ def _listen_to_making(recorder: Recorder) -> None:
 def _factor(recorder: Recorder, number: int, size: Any, is_distributed: bool) -> int:
     """On one rank, a loader whose batches were one rank's own on many gets batches as large as all of theirs together."""
     options = recorder.options
+    if options.scales_all and isinstance(size, int):
+        return options.scale
     if (
         options.scale == 1
         or not is_distributed

@@ -122,10 +122,11 @@ class Recorder:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
         wide = output.detach().double()
-        row = self._layers.setdefault(name, [name, type(module).__name__, 0, 0.0, 0.0])
+        row = self._layers.setdefault(name, [name, type(module).__name__, 0, 0.0, 0.0, 0.0])
         row[2] += output.numel()
         row[3] += float(wide.sum())
         row[4] += float(wide.square().sum())
+        row[5] += float(wide.abs().sum())
         if not self._autocast and torch.is_autocast_enabled(output.device.type):
             self._autocast = str(torch.get_autocast_dtype(output.device.type)).removeprefix("torch.")
 

@@ -85,6 +85,8 @@ class Layer:
     count: int
     sum: float
     squares: float
+    absolute: float
+    """The sum without signs: batch norm leaves sum and sum of squares as they are, whatever it normalises with."""
 
 
 @dataclass(frozen=True, slots=True)

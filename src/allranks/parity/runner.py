@@ -5,6 +5,7 @@ Many first: what its DataLoaders were then tells how large the batches on one ra
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from allranks.core.errors import ResultError
 from allranks.parity.causes import Finding
@@ -33,14 +35,25 @@ class Wish:
     script: str
     args: tuple[str, ...] = ()
     num_ranks: int = 2
+    launch: tuple[str, ...] = ()
+    """More flags for `allranks run`, of the run on many ranks."""
     updates: int = 20
     dropout: bool = True
+    autocast: bool = True
     seed: int = 0
-    keeps_batch_size: bool = False
-    """One rank takes the batch sizes as the script has them."""
+    batch_size: Literal["auto", "keep", "scale"] = "auto"
+    """What the DataLoaders of a plain script get on one rank; auto: larger batches where there is a DistributedSampler."""
     tolerance: float | None = None
     folder: Path | None = None
     """Where the recordings are kept; a temporary folder if not given."""
+    recorded: Path | None = None
+    """The run on many ranks, if it is recorded already."""
+
+    @property
+    def options(self) -> RecordOptions:
+        return RecordOptions(
+            updates=self.updates, dropout=self.dropout, autocast=self.autocast, seed=self.seed
+        )
 
 
 @dataclass(slots=True)
@@ -61,14 +74,15 @@ def run(wish: Wish, say: Callable[[str], None]) -> Answer:
         ResultError: AR720 a run made no update, AR721 a run failed and what it recorded shows no difference.
     """
     with _folder(wish) as folder:
-        options = RecordOptions(updates=wish.updates, dropout=wish.dropout, seed=wish.seed)
-        say(f"{wish.script} on {wish.num_ranks} ranks ...")
-        failed = _record(wish, folder / "many", wish.num_ranks, options)
-        many = _read(folder / "many", wish.num_ranks, failed)
-        if not wish.keeps_batch_size:
-            options = replace(options, loaders=many.ranks[0].loaders, scale=wish.num_ranks)
+        failed, recorded = "", wish.recorded
+        if recorded is None:
+            recorded = folder / "many"
+            say(f"{wish.script} on {wish.num_ranks} ranks ...")
+            failed = _record(wish, recorded, wish.num_ranks, wish.options)
+        many = _read(recorded, wish.num_ranks, failed)
         say(f"{wish.script} on 1 rank ...")
-        failed_alone = _record(wish, folder / "one", 1, options)
+        alone = replace(wish, launch=())
+        failed_alone = _record(alone, folder / "one", 1, _options_of_one(wish, recorded, many))
         one = _read(folder / "one", 1, failed_alone)
         answer = judge(one, many, wish.tolerance)
         for failure in (failed, failed_alone):
@@ -82,10 +96,35 @@ def run(wish: Wish, say: Callable[[str], None]) -> Answer:
         return answer
 
 
+def record(wish: Wish, folder: Path) -> None:
+    """Only make the run on many ranks, or this host's part of it.
+
+    Raises:
+        ResultError: AR720 it failed.
+    """
+    if failure := _record(wish, folder, wish.num_ranks, wish.options):
+        raise ResultError(
+            "AR720", "the run failed", why=failure, fix="allranks run with the same script must train"
+        )
+
+
 def judge(one: Recording, many: Recording, tolerance: float | None = None) -> Answer:
     """Compare two recordings."""
     result = compare(one, many, tolerance)
     return Answer(one, many, result, find_cause(one, many, result), _notes(one, many))
+
+
+def _options_of_one(wish: Wish, recorded: Path, many: Recording) -> RecordOptions:
+    """As the run on many ranks was recorded, with batches as large as all its ranks' together."""
+    options = RecordOptions(**json.loads((recorded / "options.json").read_text()))
+    if wish.batch_size == "keep":
+        return options
+    return replace(
+        options,
+        loaders=many.ranks[0].loaders,
+        scale=many.world_size,
+        scales_all=wish.batch_size == "scale",
+    )
 
 
 def _notes(one: Recording, many: Recording) -> list[str]:
@@ -95,10 +134,12 @@ def _notes(one: Recording, many: Recording) -> list[str]:
             size = loader["batch_size"]
             notes.append(
                 f"the DataLoader at {loader['where']} has batches of {size} on each of {many.world_size} ranks; on 1 rank it was "
-                f"given batches of {size * loader['scaled_by']}, so that the global batch is the same (--keep-batch-size does not)"
+                f"given batches of {size * loader['scaled_by']}, so that the global batch is the same (not with --batch-size keep)"
             )
     if many.ranks[0].autocast:
-        notes.append(f"autocast to {many.ranks[0].autocast}: compared with the tolerance of half precision")
+        notes.append(
+            f"autocast to {many.ranks[0].autocast}: compared with the tolerance of half precision; --no-autocast is sharper"
+        )
     return notes
 
 
@@ -114,18 +155,13 @@ def _folder(wish: Wish) -> Iterator[Path]:
 
 def _record(wish: Wish, folder: Path, num_ranks: int, options: RecordOptions) -> str:
     """One run; the end of its output if it failed, else ""."""
-    folder.mkdir()
-    command = [
-        sys.executable,
-        "-c",
-        LAUNCH,
-        "run",
-        "--nproc",
-        str(num_ranks),
-        "--run-dir",
-        str(folder / "run"),
-    ]
-    with (folder / "output.txt").open("wb") as output:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "options.json").write_text(options.as_json())
+    number = sum(1 for _ in folder.glob("output*.txt"))  # of the host, where several record into one folder
+    output_path = folder / f"output{number}-{os.getpid()}.txt"
+    command = [sys.executable, "-c", LAUNCH, "run", "--nproc", str(num_ranks)]
+    command += ["--run-dir", str(folder / "run"), *wish.launch]
+    with output_path.open("wb") as output:
         done = subprocess.run(
             [*command, wish.script, *wish.args],
             env=environment(folder, options),
@@ -135,10 +171,9 @@ def _record(wish: Wish, folder: Path, num_ranks: int, options: RecordOptions) ->
         )
     if done.returncode == 0:
         return ""
-    lines = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
-    return f"exit code {done.returncode} on {num_ranks} rank{'s' * (num_ranks != 1)}:\n" + "\n".join(
-        lines[-LINES_SHOWN:]
-    )
+    lines = output_path.read_text(errors="replace").strip().splitlines()
+    ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
+    return f"exit code {done.returncode} on {ranks}:\n" + "\n".join(lines[-LINES_SHOWN:])
 
 
 def environment(folder: Path, options: RecordOptions) -> dict[str, str]:
@@ -156,7 +191,7 @@ def environment(folder: Path, options: RecordOptions) -> dict[str, str]:
 
 def _read(folder: Path, num_ranks: int, failure: str) -> Recording:
     found = read(folder)
-    if len(found.ranks) == num_ranks and any(rank.steps for rank in found.ranks):
+    if found.ranks and len(found.ranks) >= found.ranks[0].world_size and any(r.steps for r in found.ranks):
         return found
     ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
     raise ResultError(

@@ -19,6 +19,7 @@ class RecordOptions:
     updates: int = 20
     """Updates after which every rank leaves the script."""
     dropout: bool = True
+    autocast: bool = True
     seed: int = 0
     """Of the generators, before the script runs; the script's own seed wins."""
     loaders: list[dict[str, Any]] = field(default_factory=list)
@@ -26,6 +27,8 @@ class RecordOptions:
     ranks' together."""
     scale: int = 1
     """Ranks of that run."""
+    scales_all: bool = False
+    """Every DataLoader gets batches that much larger, whatever its sampler."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))

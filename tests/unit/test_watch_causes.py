@@ -22,6 +22,7 @@ from allranks.watch.evidence import (
     Record,
     Socket,
     Stack,
+    Words,
     from_json,
 )
 from allranks.watch.verdict import Place, Verdict
@@ -113,7 +114,7 @@ MADE_UP = {
 
 @pytest.mark.parametrize("code", MADE_UP)
 def test_absent_rank_when_its_stack_tells_what_it_does_then_that_is_the_cause(code: str) -> None:
-    verdict = verdict_on(waiting(), MADE_UP[code])
+    verdict = verdict_on(waiting(phase_s=6.0), MADE_UP[code])
     assert verdict is not None
     assert (verdict.code, verdict.ranks) == (code, (1,))
     assert "rank 1" in verdict.head() and "rank 0 waits" in verdict.head()
@@ -221,7 +222,23 @@ def test_stale_lock_when_its_owner_lives_then_it_is_not_stale() -> None:
     assert code_of(waiting(), replace(rank, file_lock=replace(lock, owner_alive=True))) == "AR233"
 
 
+def test_frozen_rank_when_its_cgroup_is_then_it_is_stopped() -> None:
+    verdict = verdict_on(waiting(), other("D", "__refrigerator"))
+    assert verdict is not None
+    assert verdict.code == "AR221"
+    assert "frozen" in verdict.head()
+
+
 # --- near misses: nothing may be said ---
+
+
+def test_disk_when_a_rank_sleeps_in_the_kernel_for_a_moment_then_nothing_is_said() -> None:
+    assert code_of(waiting(), other("D", "folio_wait_bit_common")) == ""
+
+
+def test_interrupt_when_it_reaches_a_rank_first_then_it_is_no_failure() -> None:
+    stopped = Record(step=30, exit_kind="exception", exception=Words("KeyboardInterrupt"))
+    assert code_of(waiting(phase_s=0.2), replace(other(), record=stopped), trigger="dying") == ""
 
 
 def test_silence_when_all_ranks_compute_then_nothing_is_said() -> None:

@@ -211,6 +211,19 @@ def test_slowness_when_it_lasts_a_whole_window_then_only_then() -> None:
     assert found[-1] is not None and found[-1].rank == 1
 
 
+def test_slowness_when_one_rank_saves_once_then_it_is_no_straggler() -> None:
+    slowness, found = Slowness(), []
+    for tenth in range(100):
+        now, steps = tenth / 10, 100 + 5 * tenth
+        extra = 2.0 if tenth >= 50 else 0.0  # rank 1 worked alone for 2 s, once
+        rows = {
+            0: working(0, steps, 0.01 * steps, 0.01 * steps + extra),
+            1: working(1, steps, 0.01 * steps + extra, 0.01 * steps),
+        }
+        found.append(slowness.look(rows, now))
+    assert not any(found)
+
+
 # --- verdict and what is done about it ---
 
 VERDICT = Verdict(

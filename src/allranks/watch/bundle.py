@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allranks.core.job import Job, NodeInfo, RankExit
 from allranks.watch import gather, proc
-from allranks.watch.evidence import Call, Evidence, Exit, Node, Rank, Record
+from allranks.watch.evidence import Call, Evidence, Exit, Loader, Node, Rank, Record
 from allranks.watch.reading import place_of, with_code
 from allranks.watch.rows import Row
 from allranks.watch.stacks import parse_traceback
@@ -103,6 +103,9 @@ def rank_of_row(row: Row, host: str, node_rank: int) -> Rank:
         calls=calls,
         group_seq=row.seq,
         exit_kind="ended" if row.has_ended_well else "",
+        loader=Loader(row.loader[0], row.loader[1], row.loader[2], is_exhausted=row.loader[3])
+        if row.loader
+        else None,
     )
     return Rank(row.rank, host=host, node_rank=node_rank, state=row.state, record=record)
 

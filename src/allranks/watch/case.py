@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from allranks.watch import activity as acting
-from allranks.watch import meeting
+from allranks.watch import meeting, rows
 from allranks.watch.evidence import Evidence, Node, Rank
 from allranks.watch.stacks import shown, user_frames, user_place
 from allranks.watch.verdict import Confidence, Place, Verdict, many, ranks_text, seconds
@@ -292,11 +292,8 @@ def is_victim(rank: Rank) -> bool:
 
 
 def is_dying(rank: Rank) -> bool:
-    """Whether an exception or sys.exit has ended its script, and only the interpreter's own end is to come."""
-    record = rank.record
-    if rank.exit is not None or record is None:
-        return False
-    return record.exit_kind == "exception" or (record.exit_kind == "system_exit" and record.exit_code != 0)
+    """Whether its script has ended badly, and only the interpreter's own end is to come."""
+    return rank.exit is None and rank.record is not None and rows.is_dying(rank.record)
 
 
 def is_comm_abort(rank: Rank) -> bool:

@@ -54,6 +54,8 @@ class Row:
     has_ended_well: bool = False
     is_dying: bool = False
     """An exception or sys.exit has ended its script; the process is still there."""
+    loader: tuple[int, int, int, bool] | None = None
+    """(pass, drawn, length, is exhausted) of its data loader."""
     is_leaving: bool = False
     """Its script is at its end, however; the process is still there."""
 
@@ -72,6 +74,10 @@ class Row:
         known = dict(zip(cls.__dataclass_fields__, values, strict=False))
         known["tail"] = tuple((g, n, h) for g, n, h in known.get("tail", ()))
         known["phases_s"] = tuple(known.get("phases_s", ()))
+        loader = known.get("loader")
+        known["loader"] = (
+            (int(loader[0]), int(loader[1]), int(loader[2]), bool(loader[3])) if loader else None
+        )
         return cls(**known)
 
 
@@ -119,15 +125,27 @@ def row_of(
         where=f"{place.file}:{place.line}" if place else "",
         code=place.code[:60] if place else "",
         tail=tuple(seen[-MAX_TAIL:]),
+        loader=_loader(record),
         work_s=round(sum(phases), 3),
         wait_s=round(waited, 3),
         phases_s=tuple(round(p, 3) for p in phases),
         is_over=is_over or record.exit_kind != "" or record.phase == "exit",
         has_ended_well=ended_well or record.exit_kind == "ended",
-        is_dying=not is_over
-        and (record.exit_kind == "exception" or bool(record.exit_kind == "system_exit" and record.exit_code)),
+        is_dying=not is_over and is_dying(record),
         is_leaving=not is_over and record.exit_kind == "" and record.phase == "exit",
     )
+
+
+def is_dying(record: Record) -> bool:
+    """Whether an exception or sys.exit has ended the script, and only the interpreter's own end is to come."""
+    if record.exception is not None and record.exception.kind == "KeyboardInterrupt":
+        return False  # Ctrl-C reaches the ranks before the agent says so
+    return record.exit_kind == "exception" or (record.exit_kind == "system_exit" and record.exit_code != 0)
+
+
+def _loader(record: Record) -> tuple[int, int, int, bool] | None:
+    found = record.loader
+    return (found.number, found.drawn, found.length, found.is_exhausted) if found else None
 
 
 def _is_compared(call: Call) -> bool:

@@ -14,7 +14,7 @@ from allranks.watch.evidence import Slow
 from allranks.watch.rows import WORK_PHASES, Row
 
 WINDOW_S = 4.0
-MIN_STEPS = 20
+MIN_STEPS = 5
 MIN_SHARE = 0.15
 """Of the step time that the slow rank adds; less is not worth a word."""
 MIN_EXCESS_S = 0.002
@@ -22,7 +22,7 @@ MIN_EXCESS_S = 0.002
 
 @dataclass
 class Slowness:
-    """Compares the ranks' own work over a sliding window."""
+    """Compares the ranks' own work over a sliding window and its halves."""
 
     _seen: deque[tuple[float, dict[int, Row]]] = field(default_factory=deque)
     _suspect: int | None = None
@@ -40,7 +40,12 @@ class Slowness:
         if not self._seen or now - self._seen[0][0] < WINDOW_S - 0.6:
             return None
         then, before = self._seen[0]
+        middle_at, middle = self._seen[len(self._seen) // 2]
         found = compare(before, rows, now - then)
+        # In both halves: one long checkpoint or evaluation does not make a straggler.
+        halves = compare(before, middle, middle_at - then), compare(middle, rows, now - middle_at)
+        if found is not None and any(h is None or h.rank != found.rank for h in halves):
+            found = None
         if found is None or found.rank != self._suspect:
             self._suspect, self._since = (found.rank if found else None), now
             return None
@@ -58,7 +63,7 @@ def compare(before: Mapping[int, Row], after: Mapping[int, Row], span_s: float) 
     if set(before) != set(after):
         return None
     steps = min(after[n].step - before[n].step for n in after)
-    if steps < MIN_STEPS and (steps < 3 or span_s < WINDOW_S):
+    if steps < MIN_STEPS:
         return None
     own = {n: (after[n].work_s - before[n].work_s) / steps for n in after}
     waits = {n: (after[n].wait_s - before[n].wait_s) / steps for n in after}

@@ -101,6 +101,7 @@ class Watcher:
         for ended in exits:
             self._exits[ended.rank] = ended
         self._is_over = True
+        self._bundles.clear()
         evidence = self._evidence("exit", self._rows(), fresh=True, sample_s=0.02)
         verdict = decide(evidence)
         if verdict is None:
@@ -227,7 +228,8 @@ class Watcher:
         case = Case(evidence)
         if evidence.trigger == "dying" and all(r in case.victims for r in case.failed) and not case.finished:
             return ()  # they lost a peer, whose end is to be heard of first
-        if verdict is None or not self._is_news(verdict, now):
+        self._bundles.clear()  # answers grow old
+        if verdict is None or self._is_told(verdict) or not self._is_news(verdict, now):
             return ()
         said = Said(verdict, action_at_once(verdict, self._job.on_hang))
         if said.action == "report":
@@ -236,6 +238,13 @@ class Watcher:
             self._is_over = True
         self._write(said, evidence)
         return (said,)
+
+    def _is_told(self, verdict: Verdict) -> bool:
+        """Whether a hang of these ranks has been reported and goes on: another name for it is no news."""
+        standing = self._standing
+        if standing is None or not verdict.can_go_on or not set(verdict.ranks) & set(standing.verdict.ranks):
+            return False
+        return standing.episode == self._where_they_are(standing.verdict)
 
     def _where_they_are(self, verdict: Verdict) -> tuple[object, ...]:
         """Changes when a culprit goes on."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
+from allranks.watch.evidence import Rank
 from allranks.watch.verdict import Verdict, many
 
 CODE, NAME = "AR221", "rank-stopped"
 
 
 def find(case: Case) -> Verdict | None:
-    stopped = [r for r in case.evidence.ranks if r.exit is None and r.state in ("T", "t")]
+    stopped = [r for r in case.evidence.ranks if r.exit is None and (r.state in ("T", "t") or _is_frozen(r))]
     if not stopped:
         return None
     pids = " ".join(str(r.pid) for r in stopped)
@@ -21,6 +22,12 @@ def find(case: Case) -> Verdict | None:
             f"traced by {traced}" if traced else "a debugger or tracer holds it",
         )
         fix = "let the tracer go on or detach (gdb: detach; strace: Ctrl-C)"
+    elif all(_is_frozen(r) for r in stopped):
+        what, why = (
+            "frozen (stopped by its container's freezer)",
+            f"in the kernel's {stopped[0].wchan}: its cgroup is frozen",
+        )
+        fix = "docker unpause / the scheduler's resume, or echo THAWED into the cgroup's freezer.state"
     else:
         what, why = (
             "stopped (SIGSTOP, state T)",
@@ -35,3 +42,8 @@ def find(case: Case) -> Verdict | None:
         facts=[why, f"process {pids}; its record has not moved since"],
         fix=fix,
     )
+
+
+def _is_frozen(rank: Rank) -> bool:
+    """Whether the kernel's freezer holds it: state D (cgroup v1) or S (v2), in a function of that name."""
+    return "refrigerator" in rank.wchan or "freezer" in rank.wchan

@@ -6,10 +6,14 @@ from allranks.watch.case import Case, stuck_at
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR222", "uninterruptible"
+MIN_WAIT_S = 5.0
 
 
 def find(case: Case) -> Verdict | None:
-    found = [(r, case.activity(r)) for r in case.stuck if r.state == "D"]
+    # A rank that writes is in state D now and then; one that stays there while others wait for 5 s is not.
+    waited = case.waited_s([r.rank for r in case.stuck]) or 0.0
+    asleep = [(r, case.activity(r)) for r in case.stuck if r.state == "D"]
+    found = [(r, a) for r, a in asleep if waited >= MIN_WAIT_S and not case.is_early(r, a)]
     if not found:
         return None
     first = found[0][0]

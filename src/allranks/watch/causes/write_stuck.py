@@ -9,7 +9,7 @@ CODE, NAME = "AR230", "rank-writes"
 
 
 def find(case: Case) -> Verdict | None:
-    found = case.doing("write", "disk")
+    found = case.doing("write")
     if not found:
         return None
     return stuck_at(

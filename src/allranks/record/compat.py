@@ -180,6 +180,25 @@ _UNUSED_NAMES = re.compile(r"did not receive grad for rank \d+: ([^\n]+)")
 _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+:?\s*\n?\s*(?:[^:\n]*: )?([\d ,.]+)")
 
 
+_AVERAGING = ("default_hooks", "powerSGD_hook", "quantization_hooks")
+
+
+def keeps_equal(ddp: Any, group: Any) -> bool:
+    """Whether `ddp` keeps the parameters of all ranks of `group` the same; False where that is not known."""
+    if getattr(ddp, "process_group", None) is not group or not hasattr(ddp, "require_backward_grad_sync"):
+        return False
+    for hook, _ in getattr(ddp, "_comm_hooks", ()):
+        module = getattr(hook, "__module__", "")
+        if not module.startswith("allranks.") and module.rpartition(".")[2] not in _AVERAGING:
+            return False
+    return True
+
+
+def ignored_parameters(ddp: Any) -> Any:
+    """Names of the parameters that `ddp` was told to leave alone."""
+    return getattr(ddp, "parameters_to_ignore", ())
+
+
 def last_gradient(ddp: Any) -> str:
     """The parameter whose gradient came last in the backward that goes on; lock-free, also from another thread."""
     try:

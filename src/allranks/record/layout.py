@@ -15,6 +15,8 @@ WORDS = 3072
 PAGE_BYTES = WORDS * 8
 SUFFIX = ".page"
 STACK_SUFFIX, ENTRIES_SUFFIX, MODELS_SUFFIX = ".stack", ".fr.json", ".models.jsonl"
+SUMS_SUFFIX, NAMES_SUFFIX = ".sums", ".names.json"
+ALL_SUFFIXES = (SUFFIX, STACK_SUFFIX, ENTRIES_SUFFIX, MODELS_SUFFIX, SUMS_SUFFIX, NAMES_SUFFIX)
 
 
 def stack_signal() -> int:
@@ -74,6 +76,15 @@ EXCEPTION, THREAD_EXCEPTION, LAST_WORDS_WORDS = 928, 1024, 96
 HOST, HOST_WORDS = 1120, 8
 COMMAND, COMMAND_WORDS = 1128, 48
 
+# The first loss that was not finite; N_STEP, which is written last, counts the step it was in: 1 = the first.
+NOT_FINITE = 1184
+N_STEP, N_KIND, N_LINE, N_NS = range(4)
+NAN, PLUS_INF, MINUS_INF = 1, 2, 3  # N_KIND
+
+# The last fingerprints of the replicas, a ring: step first and last, as in the ring of collectives.
+CHECKS, NUM_CHECKS, CHECK_WORDS = 1188, 16, 4
+C_STEP, C_SEQ, C_HASH, C_TAIL = range(4)
+
 # Strings written once and named by number: number, length, bytes, padded to a word.
-STRINGS, STRINGS_END = 1184, WORDS
+STRINGS, STRINGS_END = 1252, WORDS
 MAX_STRING_BYTES = 240

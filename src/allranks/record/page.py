@@ -11,6 +11,7 @@ from pathlib import Path
 
 from allranks.record import layout as at
 from allranks.record.values import (
+    Check,
     Collective,
     Exit,
     ExitKind,
@@ -18,12 +19,14 @@ from allranks.record.values import (
     LastWords,
     Loader,
     Model,
+    NotFinite,
     Phase,
     Record,
     Role,
 )
 
 __all__ = [
+    "Check",
     "Collective",
     "Exit",
     "ExitKind",
@@ -32,6 +35,7 @@ __all__ = [
     "Loader",
     "Model",
     "NotARecord",
+    "NotFinite",
     "PageReader",
     "Phase",
     "Record",
@@ -166,6 +170,7 @@ def side_file(record: Record, suffix: str) -> Path:
 _GLANCE = struct.Struct("40q")
 _PHASES = {phase.value: phase for phase in Phase}
 _EXIT_KINDS = tuple(ExitKind)
+_KINDS = {at.NAN: "nan", at.PLUS_INF: "inf", at.MINUS_INF: "-inf"}
 
 
 def _read_bytes(descriptor: int) -> bytes:
@@ -264,6 +269,8 @@ class _Parser:
             thread_exception=self.last_words(at.THREAD_EXCEPTION),
             exit=self.exit(),
             destroyed_ns=w[at.W_DESTROYED_NS],
+            not_finite=self.not_finite(),
+            checks=self.checks(),
         )
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -318,6 +325,20 @@ class _Parser:
         if w[at.W_MODELS] <= 0:
             return None
         return Model(w[at.W_MODELS], w[at.W_MODEL_PARAMS], w[at.W_MODEL_HASH])
+
+    def not_finite(self) -> NotFinite | None:
+        step, kind, line, at_ns = self.words[at.NOT_FINITE : at.NOT_FINITE + 4]
+        if step <= 0:
+            return None
+        return NotFinite(step, _KINDS.get(kind, "nan"), self.string(line), at_ns)
+
+    def checks(self) -> tuple[Check, ...]:
+        found = []
+        for base in range(at.CHECKS, at.CHECKS + at.NUM_CHECKS * at.CHECK_WORDS, at.CHECK_WORDS):
+            step, seq, digest, tail = self.words[base : base + at.CHECK_WORDS]
+            if step > 0 and step == tail:
+                found.append(Check(step, seq, digest))
+        return tuple(sorted(found, key=lambda check: check.step))
 
     def last_words(self, base: int) -> LastWords | None:
         if not self.words[base]:

@@ -12,7 +12,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
-from allranks.record import compat, models, process, states
+from allranks.record import compat, fingerprints, losses, models, process, states
 from allranks.record import layout as at
 
 _writer, _lines = process.WRITER, process.LINES
@@ -48,8 +48,10 @@ def mark_backward(module: Any) -> None:
     def marked(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != writer.owner:
             return backward(*args, **kwargs)
-        before = writer.mark(at.BACKWARD | here())
+        before = writer.mark(at.BACKWARD | (line := here()))
         try:
+            if losses.is_looking:
+                losses.look(args, line)
             result = backward(*args, **kwargs)
         except BaseException as error:
             states.communication_failed(error, "backward")
@@ -120,6 +122,7 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             writer.mark(before)
         if torch.is_grad_enabled():  # gradients are to come: one micro-step more
             writer.words[at.W_MICRO_STEP] += 1
+            states.is_synchronised = self.require_backward_grad_sync
             replica = replicas.get(id(self)) or states.Replica(self)
             if writer.step >= replica.check_at_step:
                 states.expect_gradients(replica, self)
@@ -148,8 +151,12 @@ def mark_optimizers(module: Any) -> None:
             return
         outer = None
         writer.mark(before)
-        if not writer.is_library_stepped and writer.end_step() >= states.next_note_step:
+        if writer.is_library_stepped:
+            step = writer.step + 1  # the library says so in a moment
+        elif (step := writer.end_step()) >= states.next_note_step:
             states.note_step_end()
+        if step >= fingerprints.next_step or not states.is_synchronised:
+            fingerprints.take(step, is_in_backward=before & 0xFF == at.BACKWARD)
 
     def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
         """What a compiled optimizer calls."""

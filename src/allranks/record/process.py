@@ -41,7 +41,7 @@ def remove_files() -> None:
     if WRITER.path is None:
         return
     stem = WRITER.path[: -len(at.SUFFIX)]
-    for suffix in (at.SUFFIX, at.STACK_SUFFIX, at.ENTRIES_SUFFIX, at.MODELS_SUFFIX):
+    for suffix in at.ALL_SUFFIXES:
         try:
             os.unlink(stem + suffix)  # noqa: PTH108 - pathlib costs 5 ms at the start of every process
         except OSError:

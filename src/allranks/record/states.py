@@ -44,6 +44,7 @@ class Replica:
         replicas[key] = self
 
 
+is_synchronised = True  # the last forward of a DDP was not under no_sync
 pending: Replica | None = None  # the one whose forward was last, until its backward
 
 

@@ -120,5 +120,5 @@ def _sweep() -> None:
         except (OSError, NotARecord):
             continue
         if last.parent_pid == os.getpid() and now - last.phase_since_ns > _KEEP_DEAD_S * 1_000_000_000:
-            for suffix in (at.SUFFIX, at.STACK_SUFFIX, at.ENTRIES_SUFFIX, at.MODELS_SUFFIX):
+            for suffix in at.ALL_SUFFIXES:
                 path.with_suffix(suffix).unlink(missing_ok=True)

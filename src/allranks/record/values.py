@@ -124,6 +124,25 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The first loss of this process that was nan or infinite when backward was called on it."""
+
+    step: int  # the step it was in, 1 = the first
+    kind: str  # "nan", "inf", "-inf"
+    line: str  # of the call of backward
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The fingerprint of all parameters of the DDP modules after a step."""
+
+    step: int
+    seq: int  # collectives issued in the default group until then; ranks are compared where both are equal
+    hash: int
+
+
+@dataclass(frozen=True, slots=True)
 class Glance:
     """What a poll needs, at a few microseconds; the same names as in Record."""
 
@@ -202,6 +221,8 @@ class Record:
     thread_exception: LastWords | None
     exit: Exit
     destroyed_ns: int  # when destroy_process_group returned, 0 = not
+    not_finite: NotFinite | None
+    checks: tuple[Check, ...]  # the last 16 at most, oldest first
 
     @property
     def median_step_ns(self) -> int:

@@ -1,0 +1,180 @@
+"""Are the replicas still the same? A fingerprint of all parameters after some of the steps, for others to compare.
+
+    period from the cost -> sum of the bits of each parameter -> page: (step, collectives so far, hash), <pid>.sums: each parameter
+
+A period is a power of two of steps, so ranks that chose different ones still meet. Nothing is taken where replicas may differ
+by design: after a step whose backward was under no_sync (once is enough for good), with a communication hook that is not known
+to average, of modules that are not in a DDP of all ranks. Buffers are left out: ranks keep their own between forwards. On a GPU
+reading the sums would wait for it, so there is nothing there. Read by `read_sums`. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from allranks.record import compat, process, states
+from allranks.record import layout as at
+
+SHARE = 0.002
+"""Of the time of the steps that the checks may take."""
+APART_NS = 100_000_000
+"""Checks are so far apart, so that a reader who comes twice a second finds the same ones in all records."""
+MAX_PERIOD = 1 << 20
+
+_writer = process.WRITER
+next_step = 1
+_last = (0, 0)  # step and time of the check before
+_cost_ns = 0
+_names: list[str] = []
+_slot = 0
+_file: memoryview | None = None
+
+
+def take(step: int, *, is_in_backward: bool = False) -> None:
+    """Take the fingerprint after step `step`, and decide when to take the next; never raises.
+
+    Args:
+        step: Optimizer steps that have ended.
+        is_in_backward: The optimizer stepped within backward: other parameters are still to be stepped.
+    """
+    global next_step, _last, _cost_ns
+    if not states.is_synchronised or is_in_backward:
+        next_step, states.is_synchronised = states.NEVER, True
+    if next_step == states.NEVER:
+        return
+    began = monotonic_ns()
+    try:
+        seq = compat.sequence_number(states.world) if states.world is not None else -1
+        found = _sums() if seq >= 0 else None
+        if found:
+            _write(step, seq, found)
+    except Exception:  # noqa: BLE001 - parameters of a kind that is not known here: the job must not notice
+        next_step = states.NEVER
+        return
+    ended = monotonic_ns()
+    cost = ended - began
+    _cost_ns = (_cost_ns + cost) // 2 if _cost_ns else cost
+    period = 1
+    if _last[0]:
+        step_ns = max(1, (began - _last[1]) // max(1, step - _last[0]))
+        while period < MAX_PERIOD and period * step_ns < max(APART_NS, _cost_ns / SHARE):
+            period *= 2
+    next_step = (step // period + 1) * period
+    _last = step, ended
+
+
+def _sums() -> list[tuple[str, int, int]]:
+    """(name, sum of its bits, changes in place so far) of the parameters of all replicas; empty if there are none.
+
+    Raises:
+        ValueError: A parameter is not on the CPU.
+    """
+    torch = sys.modules["torch"]
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    rows = []
+    with torch.no_grad():
+        for name, parameter in _parameters():
+            if not parameter.is_cpu:
+                raise ValueError(name)
+            bits = parameter.view(kinds[parameter.element_size()])
+            rows.append((name, bits.sum().item(), parameter._version))
+    return rows
+
+
+def _parameters() -> Iterator[tuple[str, Any]]:
+    replicas = [ddp for ddp in states.known_replicas() if compat.keeps_equal(ddp, states.world)]
+    for number, ddp in enumerate(replicas):
+        ignored = compat.ignored_parameters(ddp)
+        before = f"model {number + 1}: " if len(replicas) > 1 else ""
+        for name, parameter in ddp.module.named_parameters():
+            if name not in ignored:
+                yield before + name, parameter
+
+
+def _write(step: int, seq: int, rows: list[tuple[str, int, int]]) -> None:
+    global _names, _slot, _file
+    names = [row[0] for row in rows]
+    if names != _names:
+        _file, _names, _slot = _new_file(names), names, 0
+    sums = array("q", [step, *(row[1] for row in rows), *(row[2] for row in rows)])
+    digest = blake2b(sums[: len(rows) + 1], digest_size=7).digest()
+    words, base = _writer.words, at.CHECKS + _slot * at.CHECK_WORDS
+    words[base + at.C_STEP] = 0
+    if _file is not None:
+        start = _slot * len(sums)
+        _file[start : start + len(sums)] = memoryview(sums)
+    words[base + at.C_TAIL], words[base + at.C_SEQ] = step, seq
+    words[base + at.C_HASH] = int.from_bytes(digest, "little")
+    words[base + at.C_STEP] = step
+    _slot = (_slot + 1) % at.NUM_CHECKS
+
+
+def _new_file(names: list[str]) -> memoryview | None:
+    """The mapped `<pid>.sums`: for each slot the step, then the sums, then the numbers of changes."""
+    _forget_checks()
+    path = process.side_path(at.SUMS_SUFFIX)
+    if path is None:
+        return None
+    size = 8 * at.NUM_CHECKS * (1 + 2 * len(names))
+    making = path + ".new"
+    descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        buffer = mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+    Path(making).replace(path)
+    Path(process.side_path(at.NAMES_SUFFIX) or "").write_text(json.dumps(names), encoding="utf-8")
+    return memoryview(buffer).cast("q")
+
+
+def _forget_checks() -> None:
+    for slot in range(at.NUM_CHECKS):
+        _writer.words[at.CHECKS + slot * at.CHECK_WORDS + at.C_STEP] = 0
+
+
+def _after_fork() -> None:
+    global next_step, _last, _cost_ns, _names, _file
+    next_step, _last, _cost_ns, _names, _file = 1, (0, 0), 0, [], None
+
+
+process.AFTER_FORK.append(_after_fork)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What lies behind one fingerprint: for each parameter the sum of its bits, and how often it was changed in place."""
+
+    step: int
+    sums: tuple[int, ...]
+    changes: tuple[int, ...]
+
+
+def read_sums(page_path: str) -> tuple[tuple[str, ...], dict[int, Sums]]:
+    """The names of the parameters, and by step what the last checks found; nothing if there are no checks."""
+    stem = Path(page_path)
+    try:
+        names = tuple(json.loads(stem.with_suffix(at.NAMES_SUFFIX).read_text(encoding="utf-8")))
+        data = stem.with_suffix(at.SUMS_SUFFIX).read_bytes()
+    except (OSError, ValueError):
+        return (), {}
+    width = 1 + 2 * len(names)
+    if len(data) != 8 * at.NUM_CHECKS * width:
+        return (), {}
+    found = {}
+    for slot in range(at.NUM_CHECKS):
+        step, *values = struct.unpack_from(f"{width}q", data, 8 * slot * width)
+        if step:
+            found[step] = Sums(step, tuple(values[: len(names)]), tuple(values[len(names) :]))
+    return names, found

@@ -1,0 +1,75 @@
+"""Is the loss a number? Looked at when backward is called on it, before its gradients are averaged with the others'.
+
+The first one that is not is noted, with its step and line; then nothing is looked at any more. So the rank that was first is
+known although a moment later the gradients of all ranks are nan. A user who leaves such losses out is not bothered: only
+what backward is called on counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic_ns
+from typing import Any
+
+from allranks.record import layout as at
+from allranks.record import process
+
+_writer = process.WRITER
+is_looking = True
+
+
+def look(args: tuple[Any, ...], line: int) -> None:
+    """Look at the loss in the arguments of backward; `line` as marks have it (number << 8). Never raises."""
+    try:
+        loss = args[0]
+        if loss.numel() == 1:
+            if loss.is_cpu:
+                value = loss.item()
+                if value - value != 0:
+                    _note(value, _writer.step + 1, line)
+            elif loss.is_cuda:
+                _look_later(loss, line)
+    except Exception:  # noqa: BLE001 - several losses, or a tensor without a value: nothing to look at
+        return
+
+
+def _note(value: Any, step: int, line: int) -> None:
+    global is_looking
+    is_looking = False
+    kind = at.NAN if value != value else at.PLUS_INF if value > 0 else at.MINUS_INF
+    words, base = _writer.words, at.NOT_FINITE
+    words[base + at.N_KIND], words[base + at.N_LINE] = kind, line >> 8
+    words[base + at.N_NS] = monotonic_ns()
+    words[base + at.N_STEP] = step
+
+
+_on_its_way: tuple[int, int] | None = None  # step and line of the loss whose value is being copied
+_room: Any = None  # where to, and the event that says that it is there
+
+
+def _look_later(loss: Any, line: int) -> None:
+    """On a GPU nobody waits: the value is copied behind what is queued, and looked at in a later backward."""
+    global _on_its_way, _room
+    cuda, torch = sys.modules["torch"].cuda, sys.modules["torch"]
+    if cuda.is_current_stream_capturing():
+        return
+    if _room is None:
+        _room = torch.zeros((), pin_memory=True), cuda.Event()
+    value, event = _room
+    if _on_its_way is not None:
+        if not event.query():
+            return
+        if (found := value.item()) - found != 0:
+            _note(found, *_on_its_way)
+            return
+    value.copy_(loss.detach().reshape(()), non_blocking=True)
+    event.record()
+    _on_its_way = _writer.step + 1, line
+
+
+def _after_fork() -> None:
+    global is_looking, _on_its_way, _room
+    is_looking, _on_its_way, _room = True, None, None
+
+
+process.AFTER_FORK.append(_after_fork)

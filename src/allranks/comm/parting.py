@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from allranks.comm.membership import Membership, failure_of, first_failure, write_failure
+from allranks.comm.memory import leave_all
 from allranks.core.errors import CommError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def part(membership: Membership, error: BaseException | None) -> BaseException |
                 told = _tell_or_ask(membership, error)
         with contextlib.suppress(Exception):
             store.add("left", 1)
+    leave_all()
     if membership.owns_group and dist.is_initialized() and _may_destroy(error):
         dist.destroy_process_group()
     if membership.serves_store and store is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ class Run(Saving, Feeding, Evaluating, Deciding):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         bucket_cap_mb: float | None = None,
+        shared_memory: bool | Literal["auto"] = "auto",
     ) -> Model:
         """Move a module to the device and replicate it: rank 0's weights and buffers on every rank. Collective.
 
@@ -48,8 +49,10 @@ class Run(Saving, Feeding, Evaluating, Deciding):
                 at what backward left out, which costs nothing when there are none.
             static_graph: DDP's promise that the graph never changes.
             bucket_cap_mb: DDP's size of a gradient bucket in MiB.
+            shared_memory: Ranks on the CPUs of one host exchange gradients through memory, where they can ("auto"); True insists on it.
 
         Raises:
+            CommError: AR052 shared_memory=True, and the ranks have none in common.
             RanksDisagree: AR280 the ranks built different models.
             UsageError: AR100 the run is over, AR112 the module is replicated already.
         """
@@ -78,6 +81,7 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
             bucket_cap_mb=bucket_cap_mb,
+            shared_memory=shared_memory,
         )
         self.models[name] = made
         return made
@@ -231,6 +235,8 @@ class Run(Saving, Feeding, Evaluating, Deciding):
                 "step inside an evaluation: the last batch came from a loader made for evaluation, or run.evaluate is open",
                 fix="run.loader(data, shuffle=True), or train=True to train in the data set's order",
             )
+        if not self._is_seeded_per_rank:
+            self.seed_per_rank()  # a loop without run.epochs and run.loader: from its second step on
         update = self._stepper.step(
             loss,
             weight=weight,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from allranks.wrap.agreement import require_same_model
 from allranks.wrap.batchnorm import convert_batchnorm
 from allranks.wrap.buffers import BufferSync
+from allranks.wrap.memory import share_memory
 from allranks.wrap.precision import Precision
 from allranks.wrap.reducer import replicate, unreduced
 
@@ -48,6 +49,7 @@ class Model(nn.Module):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         bucket_cap_mb: float | None = None,
+        shared_memory: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
         self.window = window or Window()
@@ -65,6 +67,7 @@ class Model(nn.Module):
         self._joined: list[int] | None = (
             None  # this rank gave zeros in this window: parameters without a gradient of its own
         )
+        self._shared_memory = shared_memory
         object.__setattr__(self, "_replica", None)  # not a submodule: its names would come twice
         self._wrap()
 
@@ -87,6 +90,8 @@ class Model(nn.Module):
                 static_graph=static_graph,
                 find_unused_parameters=find_unused,
             )
+            if self._shared_memory is not False:
+                share_memory(replica, device, name, is_required=self._shared_memory is True)
             object.__setattr__(self, "_replica", replica)
             replica.train(self.training)
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from allranks.comm.memory import MemorySum
+
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -60,3 +62,21 @@ def unreduced(replica: DistributedDataParallel) -> list[int]:
             raise
         return [int(i) for i in found.group(1).split()]
     return []
+
+
+def average_through(replica: DistributedDataParallel, memory: MemorySum) -> None:
+    """Have the gradients of every synchronised backward averaged by `memory`, and not by the process group. Collective.
+
+    Nothing else of DDP changes: buckets, windows without synchronisation, the search for unused parameters.
+    """
+
+    # Without annotations: torch compares them with its own types, and refuses strings.
+    def hook(state, bucket):
+        return memory.add(bucket.buffer(), bucket.is_last())
+
+    replica.register_comm_hook(None, hook)
+
+
+def gives_sparse_gradients(module: nn.Module) -> bool:
+    """Whether DDP will get sparse gradients; it looks for the same layers."""
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in module.modules())

@@ -9,7 +9,7 @@ from pathlib import Path
 from allranks.watch import source
 from allranks.watch.evidence import Call, Evidence, Record
 from allranks.watch.rows import Row, hash_of, row_of
-from allranks.watch.saying import Said, Standing, action_at_once, action_later, keep
+from allranks.watch.saying import SECOND_LOOK_S, Said, Standing, action_at_once, action_later, keep
 from allranks.watch.slowness import Slowness, compare
 from allranks.watch.stacks import main_stack, parse_faulthandler, parse_pyspy, parse_traceback, user_place
 from allranks.watch.trigger import Trigger
@@ -156,6 +156,11 @@ def test_trigger_when_an_exception_is_on_its_way_then_nothing_else_is_said() -> 
     assert [kind_of(trigger, *rows, now=n) for n in (1.0, 1.1, 1.25, 1.3)] == ["", "", "dying", ""]
 
 
+def test_trigger_when_ctrl_c_reached_a_rank_then_nothing_is_looked_at() -> None:
+    rows = at(0, "backward", 9.0), at(1, "exit", 5.0, is_interrupted=True)
+    assert kind_of(Trigger(), *rows) == ""
+
+
 def test_trigger_when_nobody_moves_for_long_then_a_quiet_look() -> None:
     trigger, rows = Trigger(), (at(0, "python", 1.0, marks=5), at(1, "python", 1.0, marks=6))
     assert [kind_of(trigger, *rows, now=n) for n in (0.0, 9.0, 10.5, 11.0, 31.0)] == [
@@ -270,11 +275,19 @@ def test_action_when_the_job_cannot_go_on_then_stop_else_report() -> None:
     assert [action_later(VERDICT, "stop", 600.0, s) for s in (599.0, 600.0)] == ["report", "stop"]
 
 
+def test_standing_when_job_cannot_go_on_then_it_is_ended_after_a_second_look() -> None:
+    standing = Standing(VERDICT, (0, 1), (), 0.0, ends_as="stop")
+    assert standing.due(SECOND_LOOK_S / 2, "report", None) is None
+    said = standing.due(SECOND_LOOK_S, "report", None)
+    assert said is not None and said.action == "stop" and "nothing has moved" in said.note
+    assert standing.due(SECOND_LOOK_S + 1, "report", None) is None
+
+
 def test_standing_hang_when_it_goes_on_then_it_is_reported_at_1_10_and_30_minutes() -> None:
-    standing = Standing(VERDICT, (), 0.0)
+    standing = Standing(VERDICT, (1,), (), 0.0)
     times = [now for now in range(0, 4000, 10) if standing.due(float(now), "report", None)]
     assert times == [60, 600, 1800]
-    acting = Standing(VERDICT, (), 0.0)
+    acting = Standing(VERDICT, (1,), (), 0.0)
     said = [s.action for now in range(0, 400, 10) if (s := acting.due(float(now), "stop", 300.0))]
     assert said == ["report", "stop"]
 

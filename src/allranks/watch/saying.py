@@ -16,6 +16,8 @@ Action = Literal["report", "stop", "restart"]
 
 AGAIN_S = (60.0, 600.0, 1800.0)
 """A hang that goes on is reported again after so long."""
+SECOND_LOOK_S = 2.0
+"""A verdict by which the job cannot go on is said at once, and acted on if no rank has moved after so long."""
 PATIENCE_S = 60.0
 """--on-hang stop or restart without --after: how long a hang that might end by itself is left alone."""
 VERSION = 1
@@ -72,15 +74,25 @@ class Standing:
     """A hang that has been reported and goes on."""
 
     verdict: Verdict
+    watched: tuple[int, ...]
+    """The ranks that must not have moved for it to go on: the culprits; all, where the job is to be ended."""
     episode: tuple[object, ...]
     since: float
     """Monotonic time of the first report."""
     reports: int = 1
     has_acted: bool = False
+    ends_as: Action = "report"
+    """What to do after a second look: the job surely cannot go on, if what was seen is so."""
 
     def due(self, now: float, on_hang: OnHang, after_s: float | None) -> Said | None:
         """What to say (again) now, if anything."""
         hung = now - self.since
+        if self.ends_as != "report" and hung >= SECOND_LOOK_S and not self.has_acted:
+            self.has_acted = True
+            what = "ended" if self.ends_as == "stop" else "started again"
+            return Said(
+                self.verdict, self.ends_as, f"nothing has moved for {seconds(hung)}: the job is {what}"
+            )
         action = action_later(self.verdict, on_hang, after_s, hung)
         if action != "report" and not self.has_acted:
             self.has_acted = True

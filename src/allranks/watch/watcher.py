@@ -119,6 +119,7 @@ class Watcher:
             return {"places": [to_json(p) for p in self._sample(int(request["sample"]))]}
         ranks = self._take(
             with_sockets=bool(request.get("sockets")),
+            with_sums=bool(request.get("sums")),
             sample_s=float(request.get("sample_s", gather.SAMPLE_S)),
         )
         return {"ranks": [to_json(r) for r in ranks], "node": to_json(self._own_node())}
@@ -158,9 +159,9 @@ class Watcher:
         if len(self._nodes) > 1:
             self._bundles.clear()
             self._asked = (found, now)
-            self._talk.ask({"sockets": True}, None)
+            self._talk.ask({"sockets": True, "sums": found.kind == "numbers"}, None)
             return ()
-        sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch") else gather.SAMPLE_S
+        sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch", "numbers") else gather.SAMPLE_S
         evidence = self._evidence(found.kind, rows, fresh=True, sample_s=sample_s)
         return self._conclude(evidence)
 
@@ -208,7 +209,7 @@ class Watcher:
         standing = self._standing
         if standing is None:
             return None
-        if standing.episode != self._where_they_are(standing.verdict):
+        if standing.episode != self._where_they_are(standing.watched):
             self._talk.event(
                 {"event": "moved-on", "code": standing.verdict.code, "ranks": list(standing.verdict.ranks)}
             )
@@ -231,9 +232,16 @@ class Watcher:
         self._bundles.clear()  # answers grow old
         if verdict is None or self._is_told(verdict) or not self._is_news(verdict, now):
             return ()
-        said = Said(verdict, action_at_once(verdict, self._job.on_hang))
-        if said.action == "report":
-            self._standing = Standing(verdict, self._where_they_are(verdict), now)
+        action = action_at_once(verdict, self._job.on_hang)
+        # While every rank lives, a look at one moment may be wrong (a starved rank just about to go on): the verdict is said now,
+        # and the job ended only after a second look at which nothing has moved.
+        all_live = not self._exits and evidence.trigger not in ("dying", "lost")
+        said = Said(verdict, "report" if all_live else action)
+        if evidence.trigger == "numbers":
+            pass  # the job goes on; nothing stands still
+        elif said.action == "report":
+            watched = tuple(self._rows()) if action != "report" else verdict.ranks
+            self._standing = Standing(verdict, watched, self._where_they_are(watched), now, ends_as=action)
         else:
             self._is_over = True
         self._write(said, evidence)
@@ -244,12 +252,12 @@ class Watcher:
         standing = self._standing
         if standing is None or not verdict.can_go_on or not set(verdict.ranks) & set(standing.verdict.ranks):
             return False
-        return standing.episode == self._where_they_are(standing.verdict)
+        return standing.episode == self._where_they_are(standing.watched)
 
-    def _where_they_are(self, verdict: Verdict) -> tuple[object, ...]:
-        """Changes when a culprit goes on."""
+    def _where_they_are(self, ranks: Sequence[int]) -> tuple[object, ...]:
+        """Changes when one of the ranks goes on."""
         rows = self._rows()
-        return tuple((n, rows[n].marks, rows[n].step, rows[n].state) for n in verdict.ranks if n in rows)
+        return tuple((n, rows[n].marks, rows[n].step, rows[n].state) for n in ranks if n in rows)
 
     def _is_news(self, verdict: Verdict, now: float) -> bool:
         key = (verdict.code, verdict.ranks)
@@ -282,7 +290,9 @@ class Watcher:
                 others[number] = from_json(Node, answer["node"])
         if fresh:
             with_sockets = len(self._nodes) > 1
-            ranks |= {r.rank: r for r in self._take(with_sockets=with_sockets, sample_s=sample_s)}
+            with_sums = trigger == "numbers"
+            taken = self._take(with_sockets=with_sockets, sample_s=sample_s, with_sums=with_sums)
+            ranks |= {r.rank: r for r in taken}
         for number, ended in self._exits.items():
             ranks[number] = bundle.rank_of_exit(
                 ended, job.record_dir, is_local=ended.node_rank == job.node_rank
@@ -292,13 +302,18 @@ class Watcher:
             job, list(ranks.values()), nodes, trigger, age_s=time.monotonic() - self._began
         )
 
-    def _take(self, *, with_sockets: bool, sample_s: float) -> tuple[Rank, ...]:
+    def _take(self, *, with_sockets: bool, sample_s: float, with_sums: bool = False) -> tuple[Rank, ...]:
         """This node's live ranks."""
         job = self._job
         assert job is not None
         alive = [r for r in self._poll.ranks() if r.rank not in self._exits]
         taken = gather.take(
-            alive, job.record_dir, with_sockets=with_sockets, with_models=True, sample_s=sample_s
+            alive,
+            job.record_dir,
+            with_sockets=with_sockets,
+            with_models=True,
+            with_sums=with_sums,
+            sample_s=sample_s,
         )
         logs = {p.rank: p.log for p in job.ranks}
         return tuple(

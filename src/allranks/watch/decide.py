@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.watch.case import Case
-from allranks.watch.causes import CAUSES, straggler
+from allranks.watch.causes import CAUSES, drift, not_finite, straggler
 from allranks.watch.evidence import Evidence
 from allranks.watch.verdict import Alternative, Verdict
 
@@ -15,6 +15,8 @@ def decide(evidence: Evidence) -> Verdict | None:
     case = Case(evidence)
     if evidence.trigger == "slow":
         return straggler.find(case)
+    if evidence.trigger == "numbers":
+        return not_finite.find(case) or drift.find(case)
     first: Verdict | None = None
     for cause in CAUSES:
         verdict = cause.find(case)

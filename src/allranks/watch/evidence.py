@@ -98,6 +98,34 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The first loss of a rank that was nan or infinite when backward was called on it."""
+
+    step: int
+    """1 = the first."""
+    kind: str = "nan"
+    where: Place | None = None
+    """The call of backward."""
+    made: tuple[Place, ...] = ()
+    """Lines that give the loss its value, the newest first."""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The fingerprint of the parameters of all replicas after a step."""
+
+    step: int
+    seq: int = -1
+    """Collectives issued in the default group until then: ranks are compared where both are equal."""
+    hash: int = 0
+    sums: tuple[int, ...] = ()
+    """Of the bits of each parameter, if they were asked for; `Record.checked` names them."""
+    changes: tuple[int, ...] = ()
+    """How often each was changed in place so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What the rank's record page said."""
 
@@ -145,6 +173,11 @@ class Record:
     said_world_size: int = -1
     has_torch: bool = False
     is_probed: bool = False
+    not_finite: NotFinite | None = None
+    checks: tuple[Check, ...] = ()
+    """The newest fingerprints, oldest first."""
+    checked: tuple[str, ...] = ()
+    """The parameters in them."""
 
     @property
     def inside(self) -> Call | None:

@@ -29,6 +29,7 @@ from allranks.watch.stacks import (
     user_frames,
     user_place,
 )
+from allranks.watch.tracing import with_numbers
 
 STACK_DEADLINE_S = 0.25
 PYSPY_DEADLINE_S = 0.6
@@ -60,6 +61,7 @@ def take(
     *,
     with_sockets: bool = False,
     with_models: bool = False,
+    with_sums: bool = False,
     sample_s: float = SAMPLE_S,
 ) -> tuple[Rank, ...]:
     """The evidence of these live ranks (of which rank, pid, host and node are filled in), all at once.
@@ -69,6 +71,7 @@ def take(
         folder: Where the record pages are.
         with_sockets: Look at connections to other hosts, too (5 ms for each rank).
         with_models: Read what each parameter of the model is.
+        with_sums: Read what the fingerprints of the replicas stand for.
         sample_s: How long processor time is measured.
     """
     pages = {r.pid: page_of(folder, r.pid) for r in ranks}
@@ -89,6 +92,8 @@ def take(
     for rank in ranks:
         taken = _rank(rank, by_pid[rank.pid], stacks, again, (before[rank.pid], after[rank.pid]), with_models)
         kids = tuple(_worker(by_pid[p], stacks, (before[p], after[p])) for p in workers[rank.pid])
+        if with_sums and (own := page_of(folder, rank.pid)) and taken.record is not None:
+            taken = replace(taken, record=with_numbers(record_of(own, with_model=with_models), own))
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
         out.append(replace(taken, file_lock=_file_lock(taken)))
     return tuple(out)

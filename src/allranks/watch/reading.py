@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import source
-from allranks.watch.evidence import Call, Loader, Model, Place, Record, Stack, Words
+from allranks.watch.evidence import Call, Check, Loader, Model, NotFinite, Place, Record, Stack, Words
 
 _EXIT_KINDS = {
     page.ExitKind.NOT_ENDED: "",
@@ -59,6 +59,8 @@ def record_of(found: page.Record, now_ns: int | None = None, *, with_model: bool
         said_world_size=found.world_size,
         has_torch=found.has_torch,
         is_probed=found.is_probed,
+        not_finite=_not_finite(found.not_finite, age),
+        checks=tuple(Check(c.step, c.seq, c.hash) for c in found.checks),
     )
 
 
@@ -140,6 +142,12 @@ def _loader(found: page.Loader | None, age) -> Loader | None:
         is_exhausted=found.ended_ns > 0,
         asked_s=age(found.asked_ns),
     )
+
+
+def _not_finite(found: page.NotFinite | None, age) -> NotFinite | None:
+    if found is None:
+        return None
+    return NotFinite(found.step, found.kind, place_of(found.line), age_s=age(found.at_ns))
 
 
 def _words(found: page.LastWords | None) -> Words | None:

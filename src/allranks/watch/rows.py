@@ -13,6 +13,7 @@ from allranks.watch.evidence import Call, Record
 from allranks.watch.meeting import POINT_TO_POINT, key_of
 
 MAX_TAIL = 12
+MAX_CHECKS = 8
 _WAIT_PHASES = ("backward", "collective")
 
 
@@ -56,13 +57,20 @@ class Row:
     """An exception or sys.exit has ended its script; the process is still there."""
     loader: tuple[int, int, int, bool] | None = None
     """(pass, drawn, length, is exhausted) of its data loader."""
+    is_interrupted: bool = False
+    """Ctrl-C reached it: the job is being stopped by a person."""
     is_leaving: bool = False
     """Its script is at its end, however; the process is still there."""
+    not_finite_step: int = 0
+    """The step, 1 = the first, whose loss was the first that was not finite; 0 = none was."""
+    checks: tuple[tuple[int, int, int], ...] = ()
+    """(step, collectives so far, hash) of the newest fingerprints of the replicas."""
 
     def to_json(self) -> list[Any]:
         """A list in the order of the fields."""
         return [
-            list(map(list, v)) if n == "tail" else list(v) if n == "phases_s" else v for n, v in self._pairs()
+            list(map(list, v)) if n in ("tail", "checks") else list(v) if n == "phases_s" else v
+            for n, v in self._pairs()
         ]
 
     def _pairs(self) -> list[tuple[str, Any]]:
@@ -73,6 +81,7 @@ class Row:
         """The way back."""
         known = dict(zip(cls.__dataclass_fields__, values, strict=False))
         known["tail"] = tuple((g, n, h) for g, n, h in known.get("tail", ()))
+        known["checks"] = tuple((s, q, h) for s, q, h in known.get("checks", ()))
         known["phases_s"] = tuple(known.get("phases_s", ()))
         loader = known.get("loader")
         known["loader"] = (
@@ -132,7 +141,10 @@ def row_of(
         is_over=is_over or record.exit_kind != "" or record.phase == "exit",
         has_ended_well=ended_well or record.exit_kind == "ended",
         is_dying=not is_over and is_dying(record),
+        is_interrupted=record.exception is not None and record.exception.kind == "KeyboardInterrupt",
         is_leaving=not is_over and record.exit_kind == "" and record.phase == "exit",
+        not_finite_step=record.not_finite.step if record.not_finite else 0,
+        checks=tuple((c.step, c.seq, c.hash) for c in record.checks[-MAX_CHECKS:]),
     )
 
 

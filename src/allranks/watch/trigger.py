@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from allranks.watch.numbers import Numbers
 from allranks.watch.rows import Row
 
 MIN_WAIT_S = 1.0
@@ -31,7 +32,7 @@ class Suspicion:
     """A reason to take evidence."""
 
     kind: str
-    """'stopped', 'waiting', 'mismatch', 'network', 'silence'."""
+    """'stopped', 'waiting', 'mismatch', 'network', 'silence', 'numbers'."""
     ranks: tuple[int, ...] = ()
     """Who waits, or who is stopped."""
     age_s: float = 0.0
@@ -52,9 +53,12 @@ class Trigger:
     _silent_since: float | None = None
     _silent_marks: tuple[int, ...] = ()
     _silent_looks: int = 0
+    _numbers: Numbers = field(default_factory=Numbers)
 
     def look(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
         """The most pressing suspicion, or None. `now` is a monotonic time; call it about ten times a second."""
+        if any(r.is_interrupted for r in rows.values()):
+            return None
         live = {n: r for n, r in rows.items() if not (r.is_over and r.state in ("", "Z", "X"))}
         if (dying := self._dying(live, now)) is not None or self._dying_since:
             return dying
@@ -66,7 +70,8 @@ class Trigger:
         ):
             if found is not None:
                 return found
-        return None
+        wrong = self._numbers.look(rows, now)
+        return Suspicion("numbers", wrong) if wrong else None
 
     def _dying(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
         """An exception is on its way out: it explains whatever else there is; after 5 s it does not any more."""

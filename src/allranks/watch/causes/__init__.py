@@ -18,6 +18,7 @@ from allranks.watch.causes import (
     deadlock,
     debugger,
     destroyed,
+    drift,
     endless_loop,
     exited,
     file_lock,
@@ -38,6 +39,7 @@ from allranks.watch.causes import (
     never_met,
     node_lost,
     not_coming,
+    not_finite,
     not_reachable,
     other_dtype,
     other_line,
@@ -105,5 +107,5 @@ CAUSES: tuple[Cause, ...] = (
     uninterruptible, never_met, gil_held, loader_stuck, works_alone, deadlock, sleeping, input_wait, file_lock, write_stuck,
     network_wait, program, endless_loop, not_coming,
     # the network, slow, and what is left
-    path_broken, straggler, lost_peers,
+    path_broken, straggler, not_finite, drift, lost_peers,
 )  # fmt: skip

@@ -236,6 +236,11 @@ def test_disk_when_a_rank_sleeps_in_the_kernel_for_a_moment_then_nothing_is_said
     assert code_of(waiting(), other("D", "folio_wait_bit_common")) == ""
 
 
+def test_leaving_rank_when_its_tick_is_old_then_the_gil_is_not_blamed() -> None:
+    assert code_of(waiting(), replace(other("R", phase="exit", tick_s=3.0), main_cpu_share=0.2)) != "AR225"
+    assert code_of(waiting(), replace(other("S", tick_s=3.0, wchan="futex_do_wait"))) == "AR225"
+
+
 def test_interrupt_when_it_reaches_a_rank_first_then_it_is_no_failure() -> None:
     stopped = Record(step=30, exit_kind="exception", exception=Words("KeyboardInterrupt"))
     assert code_of(waiting(phase_s=0.2), replace(other(), record=stopped), trigger="dying") == ""

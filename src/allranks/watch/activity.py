@@ -57,7 +57,9 @@ def activity(rank: Rank) -> Activity:
     found = of_stack(stack, place, rank.wchan, rank.state, cpu)
     if (
         rank.record is not None
-        and rank.record.tick_s > 1.0
+        and rank.record.tick_s > (1.0 if rank.run_queue_share < 0.5 else 1.8)  # starved, it ticks late, too
+        and rank.record.phase != "exit"  # the thread that ticks ends with the script
+        and rank.record.exit_kind == ""
         and rank.state in ("R", "S")
         and found.kind != "debugger"
     ):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.run.processes import state_of
 from support.command import Command, Done, RunCommand, StartCommand, command_path
 from support.processes import is_alive
 
@@ -232,6 +233,27 @@ print(json.load(open(os.environ["ALLRANKS_STOP_FILE"]))["why"], flush=True)
     assert done.code == 0, done.story()
     assert "SIGTERM" in done.out
     assert (tmp_path / "requeued").read_text() == "requeue 77\n"
+
+
+def test_ctrl_z_when_pressed_then_the_ranks_stop_too_and_go_on_with_the_launcher(
+    start_command: StartCommand, tmp_path: Path
+) -> None:
+    command = launch(start_command, tmp_path, SAVES)
+    wait_for_handlers(tmp_path)
+    pids = [int((tmp_path / f"pids{r}").read_text().split()[0]) for r in (0, 1)] + [command.process.pid]
+
+    def until_state(states: str) -> None:
+        deadline = time.monotonic() + 10
+        while not all(state_of(pid) in states for pid in pids):
+            assert time.monotonic() < deadline, [state_of(pid) for pid in pids]
+            time.sleep(0.02)
+
+    command.send(signal.SIGTSTP)
+    until_state("T")
+    command.send(signal.SIGCONT)
+    until_state("RSD")
+    command.send(signal.SIGTERM)
+    assert command.finish(20).code == 0
 
 
 # -- restarts -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 from allranks.core.job import RankExit
 from allranks.run.members import Node
 from allranks.run.story import Story
+from allranks.run.tracebacks import is_consequence, last_traceback
 
 EXIT_MACHINE = 3
 """The launcher's exit code when the machines or the network failed, not the program."""
@@ -39,7 +40,12 @@ def story_of_lost(lost: list[Node]) -> Story:
 def as_asked(exit: RankExit, number: int) -> bool:
     """Whether a rank ended as the forwarded signal makes a plain script end."""
     by_signal = exit.signal is not None and exit.signal in (number, signal.SIGTERM, signal.SIGKILL)
-    return exit.by_us or by_signal or exit.code in (128 + number, 130)
+    if exit.by_us or by_signal or exit.code in (128 + number, 130):
+        return True
+    said = last_traceback(exit.last_lines)
+    return said is not None and (
+        said.type == "KeyboardInterrupt" or is_consequence(f"{said.type}: {said.message}")
+    )
 
 
 def stopped_text(failed: list[RankExit], number: int) -> str:

@@ -96,7 +96,7 @@ class Hub:
             self._take_loss(node, now)
         self.members.beat(now)
         self._collect_verdicts(now)
-        if self.attempt is not None:
+        if self.attempt is not None and self.phase in ("run", "judge"):
             self.watching.nodes = self.members.infos(self.attempt.nodes, self.watching.row, now)
         getattr(self, f"_in_{self.phase}")(now)
 
@@ -149,7 +149,8 @@ class Hub:
         exit = RankExit(**{**values, "last_lines": tuple(values["last_lines"])})
         self.attempt.exits[exit.rank] = exit
         self.watching.ended(exit)
-        if exit.failed and not exit.by_us and self.phase == "run" and not self.asked_to_stop:
+        expected = exit.by_us or (self.asked_to_stop and endings.as_asked(exit, self.asked_to_stop))
+        if exit.failed and not expected and self.phase == "run":
             self.attempt.failed_at = now
             self._enter("judge", now)
 
@@ -241,6 +242,9 @@ class Hub:
             node.seat, node.stopped, node.row = seat, False, {}
         world_size = sum(seat.hello.nproc for seat in placed)
         self.attempt = Attempt(len(self.failures), ordered, world_size, now)
+        self.watching.nodes = self.members.infos(ordered, {}, now)
+        while not self.watching.verdicts.empty():  # of the attempt before
+            self.watching.verdicts.get()
         for text in roster.version_differences([n.hello for n in ordered]) if not self.failures else ():
             self._say(f"warning: {text}")
         addr, port = self._master(ordered[0])

@@ -65,7 +65,8 @@ class Watching:
         self._post(begin)
 
     def pause(self) -> None:
-        """The attempt is over: no more ticks until the next start."""
+        """The attempt is over: no more ticks until the next start, and nothing of this one is left for it."""
+        self.nodes = {}
 
         def rest() -> None:
             self._is_started, self.row = False, {}

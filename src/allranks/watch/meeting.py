@@ -24,6 +24,12 @@ POINT_TO_POINT = (
     "send_object_list",
     "recv_object_list",
 )
+_DISTRIBUTED_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_WAITING_FILES = {
+    "build": _DISTRIBUTED_FILES,
+    "forward": _DISTRIBUTED_FILES,
+    "backward": (*_DISTRIBUTED_FILES, "/torch/autograd/graph.py", "/torch/autograd/__init__.py"),
+}
 _NO_TENSOR = ("barrier", "monitored_barrier", "new_group", "destroy_process_group")
 
 
@@ -87,16 +93,16 @@ def is_working(rank: Rank) -> bool:
         return True
     if rank.state == "R" or rank.main_cpu_share + rank.run_queue_share > 0.3:
         return True
-    return sleeps_in_python(rank)
+    return is_elsewhere(rank)
 
 
-def sleeps_in_python(rank: Rank) -> bool:
-    """Whether the main thread's innermost frame is not torch's engine, i.e. it sleeps in code called from forward or backward."""
+def is_elsewhere(rank: Rank) -> bool:
+    """Whether its innermost frame shows that it is at something else than DDP's own communication: an import, a layer, a sleep."""
     stack = next((s for s in rank.stacks if s.is_main), None)
-    if stack is None or not stack.frames:
+    if stack is None or not stack.frames or rank.record is None:
         return False
     top = stack.frames[0].file
-    return "/torch/" not in top and "/allranks/" not in top
+    return not any(part in top for part in _WAITING_FILES.get(rank.record.phase, ()))
 
 
 def waits(evidence: Evidence) -> dict[int, Wait]:

@@ -22,15 +22,23 @@ def sizes(folder: str) -> list[Any]:
         found.append(run.loader(data, shuffle=True).num_batches)
         found.append(run.loader(data, shuffle=True, global_batch_size=24).num_batches)
         found.append(run.loader(DataLoader(data, batch_size=16, shuffle=True)).num_batches)
-        found.append(run.loader(DataLoader(data, batch_size=48)).num_batches)  # for evaluation any size will do
+        found.append(
+            run.loader(DataLoader(data, batch_size=48)).num_batches
+        )  # for evaluation any size will do
         per_rank = DistributedSampler(data, num_replicas=run.world_size, rank=run.rank)
-        found.append(run.loader(DataLoader(data, batch_size=16 // run.world_size, sampler=per_rank)).num_batches)
+        found.append(
+            run.loader(DataLoader(data, batch_size=16 // run.world_size, sampler=per_rank)).num_batches
+        )
         batches = BatchSampler(SequentialSampler(data), 12, False)
         found.append(run.loader(data, batch_sampler=batches).num_batches)
         found.append(len(run.loader(data, shuffle=True, accumulation_steps=2)))
-        with pytest.raises(UsageError, match="AR130 allranks.start says global_batch_size=16, what loader8 .* gives 8 "):
+        with pytest.raises(
+            UsageError, match=r"AR130 allranks.start says global_batch_size=16, what loader8 .* gives 8 "
+        ):
             run.loader(DataLoader(data, batch_size=8, shuffle=True))
-        found.append(run.loader(DataLoader(data, batch_size=8, shuffle=True), global_batch_size=8).num_batches)
+        found.append(
+            run.loader(DataLoader(data, batch_size=8, shuffle=True), global_batch_size=8).num_batches
+        )
         return found
 
 

@@ -57,7 +57,7 @@ def as_text(
         f"{gradient.size:.2g} of a gradient ({gradient.tensor}, update {gradient.update})"
     )
     if finding is None:
-        lines.append(f"equal for {result.equal_updates} updates on 1 rank and on {many.world_size}")
+        lines.append(f"equal for {_updates(result.equal_updates)} on 1 rank and on {many.world_size}")
         lines.append(f"  {measured}")
         return "\n".join(lines)
     lines.append(f"{finding.code} {finding.what}")
@@ -66,9 +66,7 @@ def as_text(
     lines += [f"  why:   {finding.why}"] if finding.why else []
     lines += [f"  fix:   {finding.fix}", f"  more:  allranks explain {finding.code}"]
     if result.equal_updates:
-        lines.append(
-            f"equal before, for {result.equal_updates} update{'s' * (result.equal_updates != 1)}: {measured}"
-        )
+        lines.append(f"equal before, for {_updates(result.equal_updates)}: {measured}")
     return "\n".join(lines)
 
 
@@ -91,6 +89,10 @@ def _table(one: Recording, many: Recording, result: Comparison, finding: Finding
         told = str(counts[0]) if counts[0] == counts[1] else f"{counts[0]} / {counts[1]}"
         rows.append(f"{number:>6}  {told:>11}  {losses[0]:>16}  {losses[1]:>16}{mark}")
     return rows
+
+
+def _updates(n: int) -> str:
+    return f"{n} update{'s' * (n != 1)}"
 
 
 def _number(value: float | None) -> str:

@@ -37,10 +37,7 @@ def say(case: Case, code: str, name: str, lost: list[Node], what: str) -> Verdic
         + " "
         + " and ".join(str(n.node_rank) for n in lost)
     )
-    facts = [
-        f"nothing heard from {n.host} for {seconds(n.lost_s)}{': ' + n.lost_why if n.lost_why else ''}"
-        for n in lost
-    ]
+    facts = [_heard(n) for n in lost]
     stuck = [(r, s) for r in case.evidence.ranks for s in r.sockets if s.tx_queue and s.retransmits]
     facts += [
         f"rank {r.rank}'s data to {s.peer} is not acknowledged ({s.retransmits} retransmissions)"
@@ -53,7 +50,7 @@ def say(case: Case, code: str, name: str, lost: list[Node], what: str) -> Verdic
         what=f"{nodes} ({hosts}) with {ranks_text(numbers)} {what}",
         ranks=tuple(numbers),
         hosts=tuple(n.host for n in lost),
-        since_s=max((n.lost_s for n in lost), default=None),
+        since_s=max((n.lost_s for n in lost if n.lost_s >= 0.1), default=None),
         step=case.step(list(case.evidence.ranks)),
         others=case.others(numbers)
         or f"{ranks_text(here)} cannot go on without {'it' if len(numbers) == 1 else 'them'}",
@@ -61,3 +58,10 @@ def say(case: Case, code: str, name: str, lost: list[Node], what: str) -> Verdic
         fix="see whether the host is up (ping, its console) and the switch; restart the job without it, or when it is back",
         can_go_on=False,
     )
+
+
+def _heard(node: Node) -> str:
+    """'nothing heard from gpu-b for 1.5 s', with what the agent saw."""
+    if node.lost_s < 0.1:
+        return f"{node.host}: {node.lost_why or 'nothing heard'}"
+    return f"nothing heard from {node.host} for {seconds(node.lost_s)}{': ' + node.lost_why if node.lost_why else ''}"

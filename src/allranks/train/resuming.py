@@ -14,6 +14,7 @@ from allranks.ckpt import Checkpoint, Checkpoints, Retention
 from allranks.comm import values
 from allranks.core.errors import AllranksError, CheckpointError, UsageError
 from allranks.record.rundir import RunDir
+from allranks.record.values import Phase
 from allranks.train import snapshot
 from allranks.train.state import RunState
 
@@ -90,10 +91,14 @@ class Resuming(RunState):
             raise UsageError(
                 "AR620", f"run.resume after {self.updates} updates", fix="call it before the first step"
             )
-        found = self._agree_on_checkpoint(self._open_checkpoints())
-        if found is not None:
-            snapshot.put(self, found, self._tracked, self._tracked_per_rank, strict=strict)
-            self._say_resumed(found)
+        self._record.phase(Phase.CHECKPOINT)
+        try:
+            found = self._agree_on_checkpoint(self._open_checkpoints())
+            if found is not None:
+                snapshot.put(self, found, self._tracked, self._tracked_per_rank, strict=strict)
+                self._say_resumed(found)
+        finally:
+            self._record.leave()
         self._found = found
         self._begin()
         return found

@@ -20,6 +20,7 @@ from allranks.ckpt import Retention, Snapshot
 from allranks.comm import values
 from allranks.core.errors import CheckpointError, CommError, UsageError
 from allranks.data import RankLoader
+from allranks.record.values import Phase
 from allranks.train import snapshot
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
@@ -263,11 +264,15 @@ class Saving(Evaluating, Deciding, Resuming):
         self._save_now(**wanted)
 
     def _save_now(self, *, blocking: bool = False, metrics: Mapping[str, float] | None = None) -> None:
-        checkpoints = self._open_checkpoints()
-        self.settle()
-        known = {k: v for k, v in self._logged.items() if isinstance(v, (int, float))}
-        state = snapshot.take(self, self._tracked, self._tracked_per_rank, {**known, **(metrics or {})})
-        checkpoints.save(state, blocking=blocking)
+        values_ = {k: v for k, v in self._logged.items() if isinstance(v, (int, float))} | dict(metrics or {})
+        self._record.phase(Phase.CHECKPOINT)
+        try:
+            checkpoints = self._open_checkpoints()
+            self.settle()
+            state = snapshot.take(self, self._tracked, self._tracked_per_rank, values_)
+            checkpoints.save(state, blocking=blocking)
+        finally:
+            self._record.leave()
         self._saved_at = (self.updates, self.epoch)
         self._pause.has_saved()
 

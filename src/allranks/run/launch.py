@@ -19,7 +19,7 @@ from pathlib import Path
 
 from allranks.core.errors import StartError
 from allranks.record import rundir
-from allranks.run import devices, joining, network, preflight, processes, wire
+from allranks.run import devices, joining, network, node_dir, preflight, processes, wire
 from allranks.run.agent import Agent
 from allranks.run.endings import EXIT_MACHINE
 from allranks.run.hub import Hub
@@ -151,8 +151,9 @@ class _Launch:
     def _run_agent(self, link: Link, num_cores: int, hub_parts: tuple[Link, Hello, Path] | None) -> int:
         read, write = waker()
         watching = self._watching(write)
-        node_dir = preflight.shared_memory_dir(self.job_id, self.env)
-        guard = Guard(self.job_id, (node_dir,))
+        folder = node_dir.choose(self.job_id, self.env)
+        lock = node_dir.claim(folder)
+        guard = Guard(self.job_id, (folder,))
         processes.become_subreaper()
         guard.start()
         if hub_parts is not None:
@@ -167,13 +168,13 @@ class _Launch:
             server=self.server,
             watching=watching,
             wake_fd=read,
-            node_dir=node_dir,
+            node_dir=folder,
             guard=guard,
         )
         try:
             code = agent.run()
         finally:
-            self._clean(guard, watching, node_dir, (read, write), is_over=agent.exit_code is not None)
+            self._clean(guard, watching, folder, (read, write, lock), is_over=agent.exit_code is not None)
         if agent.preempted and self.options.requeue:
             self._requeue()
         return code
@@ -223,7 +224,7 @@ class _Launch:
             ) from error
 
     def _clean(
-        self, guard: Guard, watching: Watching, node_dir: Path, pipe: tuple[int, int], *, is_over: bool
+        self, guard: Guard, watching: Watching, folder: Path, fds: tuple[int, ...], *, is_over: bool
     ) -> None:
         watching.close()
         if not is_over:
@@ -233,9 +234,10 @@ class _Launch:
         if self.server is not None:
             self.server.close()
         guard.done()
-        shutil.rmtree(node_dir, ignore_errors=True)
-        for fd in pipe:
-            os.close(fd)
+        shutil.rmtree(folder, ignore_errors=True)
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
     def _requeue(self) -> None:
         job = self.env.get("SLURM_JOB_ID", "")

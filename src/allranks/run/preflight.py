@@ -5,7 +5,6 @@ What only the other nodes know (numbers that differ, nodes that do not come) is 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,10 +130,3 @@ def check_loopback(options: Options) -> str:
     return (
         f"{options.host} resolves to {addresses[0]} on this host, which means the host itself on every node"
     )
-
-
-def shared_memory_dir(job_id: str, env: Mapping[str, str]) -> Path:
-    """This node's folder for the records and the stop file."""
-    shm = Path("/dev/shm")
-    base = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(env.get("TMPDIR", "/tmp"))
-    return base / f"allranks-{job_id}-{os.getpid()}"

@@ -23,6 +23,7 @@ FEW = (
     "loader_stuck",
     "guarded_barrier",
     "other_line",
+    "drifts",
     "uneven",
     "unused_on_one",
 )

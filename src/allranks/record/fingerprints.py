@@ -108,7 +108,7 @@ def _write(step: int, seq: int, rows: list[tuple[str, int, int]]) -> None:
     if names != _names:
         _file, _names, _slot = _new_file(names), names, 0
     sums = array("q", [step, *(row[1] for row in rows), *(row[2] for row in rows)])
-    digest = blake2b(sums[: len(rows) + 1], digest_size=7).digest()
+    digest = blake2b(sums[1 : len(rows) + 1], digest_size=7).digest()
     words, base = _writer.words, at.CHECKS + _slot * at.CHECK_WORDS
     words[base + at.C_STEP] = 0
     if _file is not None:

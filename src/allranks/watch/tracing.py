@@ -15,7 +15,11 @@ from allranks.watch.verdict import Place
 MAX_SUMS = 8192
 """Numbers kept in the evidence of one rank; of a big model only the newest checks."""
 
-_CALLED_ON = re.compile(r"scale\(\s*(\w+)\s*\)\s*\.backward\(|\b(\w+)\.backward\(|\bbackward\(\s*(\w+)")
+_CALLED_ON = (  # the first that fits
+    re.compile(r"scale\(\s*(\w+)\s*\)\s*\.backward\("),
+    re.compile(r"backward\(\s*(\w+)\s*[,)]"),
+    re.compile(r"\b(\w+)\.backward\("),
+)
 
 
 def with_numbers(record: Record, found: page.Record) -> Record:
@@ -35,8 +39,8 @@ def _with_sums(check: Check, sums: Sums | None) -> Check:
 
 def made_at(backward: Place) -> tuple[Place, ...]:
     """The lines above `backward`, in its function, that give the loss its value: the newest first."""
-    named = _CALLED_ON.search(backward.code)
-    name = next((g for g in named.groups() if g), "") if named else ""
+    named = next((found for pattern in _CALLED_ON if (found := pattern.search(backward.code))), None)
+    name = named[1] if named else ""
     try:
         tree = ast.parse(source_of(backward.file)) if name else None
     except (SyntaxError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,22 +87,22 @@ class Standing:
     def due(self, now: float, on_hang: OnHang, after_s: float | None) -> Said | None:
         """What to say (again) now, if anything."""
         hung = now - self.since
+        since = self.verdict.since_s
+        verdict = replace(self.verdict, since_s=since + hung) if since is not None else self.verdict
         if self.ends_as != "report" and hung >= SECOND_LOOK_S and not self.has_acted:
             self.has_acted = True
             what = "ended" if self.ends_as == "stop" else "started again"
-            return Said(
-                self.verdict, self.ends_as, f"nothing has moved for {seconds(hung)}: the job is {what}"
-            )
+            return Said(verdict, self.ends_as, f"nothing has moved for {seconds(hung)}: the job is {what}")
         action = action_later(self.verdict, on_hang, after_s, hung)
         if action != "report" and not self.has_acted:
             self.has_acted = True
             what = "the job is ended" if action == "stop" else "the job is started again"
             return Said(
-                self.verdict, action, f"it has not moved for {seconds(hung)}: {what} (--on-hang {on_hang})"
+                verdict, action, f"it has not moved for {seconds(hung)}: {what} (--on-hang {on_hang})"
             )
         if self.reports <= len(AGAIN_S) and hung >= AGAIN_S[self.reports - 1]:
             self.reports += 1
-            return Said(self.verdict, "report", f"still so after {seconds(hung)}")
+            return Said(verdict, "report", f"still so after {seconds(hung)}")
         return None
 
 

@@ -217,6 +217,7 @@ class Watcher:
             return None
         said = standing.due(now, self._job.on_hang, self._job.after_s)
         if said is not None:
+            self._is_over = said.action != "report"
             self._write(said, None)
         return said
 

@@ -159,6 +159,13 @@ def test_abort_when_no_collective_explains_it_then_what_the_library_said_is_told
     assert "std::bad_alloc" in verdict.head()
 
 
+def test_loader_when_the_connection_to_a_dead_worker_breaks_first_then_the_worker_is_named() -> None:
+    inside = Place("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 725, "__next__")
+    failure = Failure("ConnectionResetError", "[Errno 104] Connection reset by peer", (inside, LINE))
+    assert code_of(waiting(), ended(failure=failure), trigger="exit") == "AR207"
+    assert code_of(waiting(), ended(failure=replace(failure, frames=(LINE,))), trigger="exit") != "AR207"
+
+
 def test_static_graph_when_torch_says_so_then_it_is_the_cause() -> None:
     failure = Failure("RuntimeError", "Your training graph has changed in this iteration", (LINE,))
     assert code_of(waiting(), ended(failure=failure), trigger="exit") == "AR284"

@@ -6,7 +6,7 @@ import re
 
 from allranks.watch.case import Case
 from allranks.watch.evidence import Rank
-from allranks.watch.stacks import parse_traceback
+from allranks.watch.stacks import is_inside, parse_traceback
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR207", "loader-worker-died"
@@ -16,6 +16,8 @@ _GONE = re.compile(
 )
 _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)")
 
+_LOST = ("ConnectionResetError", "ConnectionRefusedError", "EOFError", "BrokenPipeError", "FileNotFoundError")
+
 
 def find(case: Case) -> Verdict | None:
     for rank in case.roots:
@@ -24,6 +26,13 @@ def find(case: Case) -> Verdict | None:
             return _raised(case, rank, caught[1], caught[2])
         if gone := _GONE.search(text):
             return _killed(case, rank, gone[1].strip(), gone[2])
+        if (
+            rank.failure
+            and rank.failure.kind in _LOST
+            and is_inside(rank.failure.frames, "utils/data/dataloader.py")
+        ):
+            # A batch on its way from a worker that died: the connection is noticed before the worker's end.
+            return _killed(case, rank, "?", "its connection to the loader was lost")
     return _dead_but_unnoticed(case)
 
 

@@ -103,6 +103,62 @@ def test_average_when_ranks_run_at_different_speed_then_never_a_stale_value() ->
     assert run_ranks(3, average_for_long, 400) == [True] * 3
 
 
+class Branches(nn.Module):
+    """Two heads, of which a forward uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(16, 64), nn.Linear(64, 4), nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor, use_b: bool) -> torch.Tensor:
+        hidden = self.body(x).relu()
+        return self.b(hidden) if use_b else self.a(hidden)
+
+
+def train_branches(how: str, setting: Any) -> list[torch.Tensor]:
+    """Four updates of accumulated windows; which head is used differs by rank and step, unless the graph is static."""
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    model = Model(
+        Branches(),
+        torch.device("cpu"),
+        world_size=dist.get_world_size(),
+        shared_memory=setting,
+        bucket_cap_mb=0.001,
+        static_graph=how == "static_graph",
+        find_unused_parameters=how == "find_unused",
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(4):
+        if how == "frozen" and step == 2:
+            for p in model.module.body.parameters():
+                p.requires_grad_(False)
+        for micro_step in range(2):
+            model.window.is_last = (
+                how == "static_graph" or micro_step == 1
+            )  # a static graph has no window of several
+            use_b = how != "static_graph" and (rank + step) % 2 == 1
+            model(torch.randn(8, 16, generator=generator), use_b).square().mean().backward()
+            if model.window.is_last:
+                model.complete()
+                optimizer.step()
+                optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def compare_branches(how: str) -> None:
+    through_memory = train_branches(how, True)
+    for a, b in zip(through_memory, train_branches(how, False), strict=True):
+        assert torch.equal(a, b)  # two ranks: dividing by 2 is exact, and a + b has one order
+
+
+@pytest.mark.parametrize("how", ["completed", "find_unused", "static_graph", "frozen"])
+@pytest.mark.filterwarnings("default")  # of DDP, about options that the test asks for
+def test_training_when_through_memory_then_bits_of_the_group(how: str) -> None:
+    run_ranks(2, compare_branches, how)
+
+
 def gradients(setting: Any, steps: int) -> tuple[bool, list[torch.Tensor]]:
     """Whether memory was used, and the gradients of the last step on this rank."""
     torch.manual_seed(0)

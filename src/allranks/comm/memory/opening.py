@@ -92,7 +92,12 @@ def open_memory(num_bytes: int, reason: str = "") -> MemorySum | Refused:
 
 def _offer(reason: str, half_bytes: int) -> tuple[dict[str, Any], int | None]:
     """What this rank tells of itself; rank 0 also makes the memory."""
-    offer: dict[str, Any] = {"reason": reason, "pid": os.getpid(), "born": _born(os.getpid())}
+    offer: dict[str, Any] = {
+        "reason": reason,
+        "pid": os.getpid(),
+        "born": _born(os.getpid()),
+        "network": _network(),
+    }
     if reason or dist.get_rank() != 0:
         return offer, None
     world_size = dist.get_world_size()
@@ -117,6 +122,10 @@ def _take(offers: list[dict[str, Any]]) -> tuple[mmap, list[int]]:
         OSError: One of them is not on this host, or cannot be seen from here.
     """
     zero = offers[0]
+    # Containers and simulated hosts on one kernel: who gave them networks of their own wants them to be apart.
+    apart = next((r for r, o in enumerate(offers) if o["network"] != zero["network"]), None)
+    if apart is not None:
+        raise OSError(f"rank {apart} is not in the network namespace of rank 0")
     fd = os.open(f"/proc/{zero['pid']}/fd/{zero['fd']}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.pread(fd, _TOKEN_BYTES, zero["size"] - _TOKEN_BYTES) != zero["token"]:
@@ -149,6 +158,14 @@ def _born(pid: int) -> str:
         return (
             Path("/proc/sys/kernel/random/boot_id").read_text().strip() + stat.rpartition(")")[2].split()[19]
         )
+    except OSError:
+        return ""
+
+
+def _network() -> str:
+    """The network namespace of this process."""
+    try:
+        return str(Path("/proc/self/ns/net").readlink())
     except OSError:
         return ""
 

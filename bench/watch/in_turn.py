@@ -1,6 +1,9 @@
 """What do the marks of one step cost? One process, marks taken off and put on again in turn, 20 steps each.
 
-    python bench/watch/in_turn.py [--pairs 150]
+    python bench/watch/in_turn.py [--pairs 150] [--numbers]
+
+--numbers: only what looks at losses and parameters (record/losses.py, record/fingerprints.py) is taken off and put on; the
+mean counts there, since a fingerprint is taken in few steps.
 
 Both halves of a pair see the same load of the machine, so the median of their differences holds on a busy one.
 World of one rank: nothing waits for anybody.
@@ -33,7 +36,19 @@ def switches() -> list[tuple[object, str, Callable, Callable]]:
     return [(place, name, vars(place)[name], vars(place)[name].__wrapped__) for place, name in places]
 
 
-def main(pairs: int) -> None:
+def put_numbers(on: bool) -> None:
+    """Whether losses and parameters are looked at."""
+    from allranks.record import fingerprints, losses, states
+
+    losses.is_looking = on
+    if not on:
+        put_numbers.next_step = fingerprints.next_step  # type: ignore[attr-defined]
+        fingerprints.next_step = states.NEVER
+    elif fingerprints.next_step == states.NEVER:
+        fingerprints.next_step = put_numbers.next_step  # type: ignore[attr-defined]
+
+
+def main(pairs: int, *, only_numbers: bool = False) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -53,6 +68,9 @@ def main(pairs: int) -> None:
     assert all(kept), "the probe is not installed"
 
     def put(on: bool) -> None:
+        if only_numbers:
+            put_numbers(on)
+            return
         for place, name, marked, plain in switched:
             setattr(place, name, marked if on else plain)
         for found, hook in zip(hooks, kept, strict=True):
@@ -79,6 +97,7 @@ def main(pairs: int) -> None:
     quarter = statistics.quantiles(differences, n=4)
     print(f"plain step   min {min(rows[False]):7.1f} us, median {statistics.median(rows[False]):7.1f} us")
     print(f"marked step  min {min(rows[True]):7.1f} us, median {statistics.median(rows[True]):7.1f} us")
+    print(f"difference   mean   {statistics.fmean(differences):.2f} us per step")
     print(f"difference   median {quarter[1]:.2f} us per step, quartiles {quarter[0]:.2f} to {quarter[2]:.2f}")
     dist.destroy_process_group()
 
@@ -86,10 +105,11 @@ def main(pairs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=150)
+    parser.add_argument("--numbers", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         os.environ.setdefault("RANK", "0")
         from allranks.record import startup
 
         startup.begin(folder)
-        main(options.pairs)
+        main(options.pairs, only_numbers=options.numbers)

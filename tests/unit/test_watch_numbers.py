@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from allranks.watch.decide import decide
-from allranks.watch.evidence import Check, Evidence, NotFinite, Rank, Record
+from allranks.watch.evidence import Evidence, Rank, Record
 from allranks.watch.numbers import PATIENCE_S, Numbers, has_drifted
+from allranks.watch.observed import Check, NotFinite
 from allranks.watch.rows import Row
 from allranks.watch.tracing import made_at
 from allranks.watch.trigger import Trigger

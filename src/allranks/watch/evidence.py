@@ -13,6 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from allranks.watch.observed import Check, NotFinite
 from allranks.watch.verdict import Place
 
 T = TypeVar("T")
@@ -95,34 +96,6 @@ class Words:
     message: str = ""
     where: Place | None = None
     thread: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NotFinite:
-    """The first loss of a rank that was nan or infinite when backward was called on it."""
-
-    step: int
-    """1 = the first."""
-    kind: str = "nan"
-    where: Place | None = None
-    """The call of backward."""
-    made: tuple[Place, ...] = ()
-    """Lines that give the loss its value, the newest first."""
-    age_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The fingerprint of the parameters of all replicas after a step."""
-
-    step: int
-    seq: int = -1
-    """Collectives issued in the default group until then: ranks are compared where both are equal."""
-    hash: int = 0
-    sums: tuple[int, ...] = ()
-    """Of the bits of each parameter, if they were asked for; `Record.checked` names them."""
-    changes: tuple[int, ...] = ()
-    """How often each was changed in place so far."""
 
 
 @dataclass(frozen=True, slots=True)

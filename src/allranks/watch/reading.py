@@ -9,7 +9,8 @@ from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import source
-from allranks.watch.evidence import Call, Check, Loader, Model, NotFinite, Place, Record, Stack, Words
+from allranks.watch.evidence import Call, Loader, Model, Place, Record, Stack, Words
+from allranks.watch.observed import Check, NotFinite
 
 _EXIT_KINDS = {
     page.ExitKind.NOT_ENDED: "",

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from allranks.record import page
 from allranks.record.fingerprints import Sums, read_sums
-from allranks.watch.evidence import Check, Record
+from allranks.watch.evidence import Record
+from allranks.watch.observed import Check
 from allranks.watch.reading import source_of, with_code
 from allranks.watch.verdict import Place
 

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from allranks.watch.case import Case
-from allranks.watch.evidence import Check, Rank
+from allranks.watch.evidence import Rank
 from allranks.watch.numbers import compared, has_drifted
+from allranks.watch.observed import Check
 from allranks.watch.verdict import Verdict, many, ranks_text
 
 CODE, NAME = "AR731", "replicas-drift"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.watch.case import Case
-from allranks.watch.evidence import NotFinite, Rank
+from allranks.watch.evidence import Rank
+from allranks.watch.observed import NotFinite
 from allranks.watch.verdict import Verdict, many, ranks_text
 
 CODE, NAME = "AR730", "not-finite"

@@ -1,0 +1,35 @@
+"""What was seen of a rank's numbers: a loss that was not finite, and the fingerprints of its replicas. Part of the evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allranks.watch.verdict import Place
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The first loss of a rank that was nan or infinite when backward was called on it."""
+
+    step: int
+    """1 = the first."""
+    kind: str = "nan"
+    where: Place | None = None
+    """The call of backward."""
+    made: tuple[Place, ...] = ()
+    """Lines that give the loss its value, the newest first."""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The fingerprint of the parameters of all replicas after a step."""
+
+    step: int
+    seq: int = -1
+    """Collectives issued in the default group until then: ranks are compared where both are equal."""
+    hash: int = 0
+    sums: tuple[int, ...] = ()
+    """Of the bits of each parameter, if they were asked for; `Record.checked` names them."""
+    changes: tuple[int, ...] = ()
+    """How often each was changed in place so far."""

@@ -22,7 +22,7 @@ from support.ranks import run_ranks
 pytestmark = pytest.mark.ranks
 
 
-def train(run_dir: str, how: str | None, num_updates: int = 3000) -> dict[str, Any]:
+def train(run_dir: str, how: str | None, num_updates: int = 2000) -> dict[str, Any]:
     """Train until told to go; `how` says what tells which rank at update 5."""
     kind, _, who = (how or "").partition(" ")
     stop_file = Path(run_dir).parent / f"stop-{os.environ['RANK']}"
@@ -67,7 +67,7 @@ def test_ranks_when_one_is_told_to_go_save_after_the_same_update_and_go_on_later
 ) -> None:
     run_dir = str(tmp_path / "run")
     rows = run_ranks(2, train, run_dir, how)
-    assert rows[0]["updates"] == rows[1]["updates"] and 5 < rows[0]["updates"] < 3000
+    assert rows[0]["updates"] == rows[1]["updates"] and 5 < rows[0]["updates"] < 2000
     assert all(row["reason"].startswith(told) for row in rows)
     found = ckpt.Checkpoints(f"{run_dir}/checkpoints").latest()
     assert found is not None and found.manifest.step == rows[0]["updates"] and not found.passed_over

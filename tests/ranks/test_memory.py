@@ -132,7 +132,7 @@ def train_branches(how: str, setting: Any) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(rank)
     for step in range(4):
         if how == "frozen" and step == 2:
-            for p in model.module.body.parameters():
+            for p in model.module.get_submodule("body").parameters():
                 p.requires_grad_(False)
         for micro_step in range(2):
             model.window.is_last = (

@@ -25,7 +25,9 @@ _FUTEX_WAIT, _FUTEX_WAKE, _SYS_FUTEX = (
     202,
 )  # x86-64; not FUTEX_PRIVATE: the word is another process' too
 _MASK, _HALF = 0xFFFFFFFF, 0x80000000
-_LOOKS = 40  # each with sched_yield: 10 to 20 us where no other process wants the core
+# Each with sched_yield. 0, 5 and 40 did not differ on a busy machine (tiny, 2 and 4 ranks on 2 cores, 2026-11-29); 1000 looks without
+# giving the core away cost 4 ranks a quarter more.
+_LOOKS = 40
 _SLICE_S = 0.02  # asleep between two looks at whether the other lives
 _LEFT = 1  # in the word after the counter
 

@@ -33,7 +33,9 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     for module in (losses, fingerprints):
         monkeypatch.setattr(module, "_writer", made)
     monkeypatch.setattr(process, "side_path", lambda suffix: stem + suffix)
-    monkeypatch.setattr(losses, "is_looking", True)
+    for name in ("mask", "_looked", "_before"):
+        monkeypatch.setattr(losses, name, 0)
+    monkeypatch.setattr(states, "is_quick", False)
     for name, value in {
         "next_step": 1,
         "_last": (0, 0),
@@ -65,13 +67,27 @@ def test_loss_when_not_finite_then_step_line_and_kind_are_noted_once(
     writer: Writer, value: float, kind: str
 ) -> None:
     line = writer.string("/a/train.py:12 main") << 8
-    for step, loss in enumerate((1.0, value, -1.0, float("nan"))):
-        if losses.is_looking:
-            losses.look((torch.tensor(loss),), line + step * 0)
+    for loss in (1.0, value, -1.0, float("nan")):
+        if not writer.step & losses.mask:
+            losses.look((torch.tensor(loss),), line)
         writer.end_step()
     found = read_page(writer.path or "").not_finite
     assert found is not None
-    assert (found.step, found.kind, found.line) == (2, kind, "/a/train.py:12 main")
+    assert (found.step, found.kind, found.line, found.sound) == (2, kind, "/a/train.py:12 main", 1)
+
+
+def test_loss_when_steps_are_quick_then_every_eighth_is_looked_at_and_the_last_sound_one_known(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "is_quick", True)
+    for step in range(20):
+        for _ in range(2):  # micro-batches
+            if not writer.step & losses.mask:
+                losses.look((torch.tensor(float("nan") if step >= 11 else 1.0),), 0)
+        writer.end_step()
+    found = read_page(writer.path or "").not_finite
+    assert found is not None
+    assert (found.step, found.sound) == (17, 9)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,20 @@ def test_nan_when_on_all_ranks_in_one_step_then_no_rank_is_blamed() -> None:
     assert any("the update of step 30" in fact for fact in verdict.facts)
 
 
+def test_nan_when_quick_steps_were_left_out_then_a_victim_is_not_taken_for_the_first() -> None:
+    exact, quick = bad(32), Record(step=42, not_finite=NotFinite(40, "nan", LINE, sound=24))
+    verdict = said(exact, quick)
+    assert verdict.ranks == (0, 1)
+    assert "which of them was first is not known" in verdict.head()
+
+
+def test_nan_when_a_quick_rank_was_well_later_then_it_was_not_the_first() -> None:
+    first, later = (Record(step=42, not_finite=NotFinite(s, "nan", LINE, sound=s - 8)) for s in (33, 41))
+    verdict = said(later, first)
+    assert verdict.ranks == (1,)
+    assert "first, between step 26 and 33" in verdict.head()
+
+
 def test_nan_when_the_look_has_another_reason_then_it_is_not_the_verdict() -> None:
     assert decide(evidence(bad(31), bad(31), trigger="silence")) is None
 
@@ -83,6 +97,8 @@ def test_trigger_when_a_rank_is_not_past_the_step_then_it_waits_for_it_and_tells
     rows = {0: Row(0, "R", step=30), 1: Row(1, "R", step=30, not_finite_step=31)}
     assert numbers.look(rows, 0.0) == ()
     rows[0] = replace(rows[0], step=31)
+    assert numbers.look(rows, 0.05) == ()  # it looks at every eighth step, perhaps
+    rows[0] = replace(rows[0], step=39)
     assert numbers.look(rows, 0.1) == (1,)
     rows[0] = replace(rows[0], step=32, not_finite_step=32)
     assert numbers.look(rows, 0.2) == ()

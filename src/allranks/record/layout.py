@@ -78,13 +78,13 @@ COMMAND, COMMAND_WORDS = 1128, 48
 
 # The first loss that was not finite; N_STEP, which is written last, counts the step it was in: 1 = the first.
 NOT_FINITE = 1184
-N_STEP, N_KIND, N_LINE, N_NS = range(4)
+N_STEP, N_KIND, N_LINE, N_NS, N_SOUND = range(5)  # N_SOUND: the last step that was looked at and was well
 NAN, PLUS_INF, MINUS_INF = 1, 2, 3  # N_KIND
 
 # The last fingerprints of the replicas, a ring: step first and last, as in the ring of collectives.
-CHECKS, NUM_CHECKS, CHECK_WORDS = 1188, 16, 4
+CHECKS, NUM_CHECKS, CHECK_WORDS = 1192, 16, 4
 C_STEP, C_SEQ, C_HASH, C_TAIL = range(4)
 
 # Strings written once and named by number: number, length, bytes, padded to a word.
-STRINGS, STRINGS_END = 1252, WORDS
+STRINGS, STRINGS_END = 1256, WORDS
 MAX_STRING_BYTES = 240

@@ -1,7 +1,8 @@
 """Is the loss a number? Looked at when backward is called on it, before its gradients are averaged with the others'.
 
 The first one that is not is noted, with its step and line; then nothing is looked at any more. So the rank that was first is
-known although a moment later the gradients of all ranks are nan. A user who leaves such losses out is not bothered: only
+known although a moment later the gradients of all ranks are nan. Of quick steps only every eighth is looked at (a look takes 5 us
+among other work), and the last one that was well is noted, too. A user who leaves such losses out is not bothered: only
 what backward is called on counts.
 """
 
@@ -12,34 +13,42 @@ from time import monotonic_ns
 from typing import Any
 
 from allranks.record import layout as at
-from allranks.record import process
+from allranks.record import process, states
 
 _writer = process.WRITER
-is_looking = True
+EVERY, EIGHTH, NEVER = 0, 7, -1
+mask = EVERY
+"""A step is looked at where `step & mask` is 0: all of its losses."""
+_looked = _before = 0  # the last steps that were looked at, 1 = the first
 
 
 def look(args: tuple[Any, ...], line: int) -> None:
     """Look at the loss in the arguments of backward; `line` as marks have it (number << 8). Never raises."""
+    global mask
     try:
         loss = args[0]
         if loss.numel() == 1:
             if loss.is_cpu:
-                value = loss.item()
-                if value - value != 0:
-                    _note(value, _writer.step + 1, line)
+                _judge(loss.item(), _writer.step + 1, line)
             elif loss.is_cuda:
                 _look_later(loss, line)
     except Exception:  # noqa: BLE001 - several losses, or a tensor without a value: nothing to look at
         return
+    if mask != NEVER:
+        mask = EIGHTH if states.is_quick else EVERY
 
 
-def _note(value: Any, step: int, line: int) -> None:
-    global is_looking
-    is_looking = False
+def _judge(value: Any, step: int, line: int) -> None:
+    global mask, _looked, _before
+    if step != _looked:
+        _before, _looked = _looked, step
+    if value - value == 0 or mask == NEVER:
+        return
+    mask = NEVER
     kind = at.NAN if value != value else at.PLUS_INF if value > 0 else at.MINUS_INF
     words, base = _writer.words, at.NOT_FINITE
     words[base + at.N_KIND], words[base + at.N_LINE] = kind, line >> 8
-    words[base + at.N_NS] = monotonic_ns()
+    words[base + at.N_NS], words[base + at.N_SOUND] = monotonic_ns(), _before
     words[base + at.N_STEP] = step
 
 
@@ -59,8 +68,8 @@ def _look_later(loss: Any, line: int) -> None:
     if _on_its_way is not None:
         if not event.query():
             return
-        if (found := value.item()) - found != 0:
-            _note(found, *_on_its_way)
+        _judge(value.item(), *_on_its_way)
+        if mask == NEVER:
             return
     value.copy_(loss.detach().reshape(()), non_blocking=True)
     event.record()
@@ -68,8 +77,8 @@ def _look_later(loss: Any, line: int) -> None:
 
 
 def _after_fork() -> None:
-    global is_looking, _on_its_way, _room
-    is_looking, _on_its_way, _room = True, None, None
+    global mask, _looked, _before, _on_its_way, _room
+    mask, _looked, _before, _on_its_way, _room = EVERY, 0, 0, None, None
 
 
 process.AFTER_FORK.append(_after_fork)

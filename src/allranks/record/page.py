@@ -327,10 +327,10 @@ class _Parser:
         return Model(w[at.W_MODELS], w[at.W_MODEL_PARAMS], w[at.W_MODEL_HASH])
 
     def not_finite(self) -> NotFinite | None:
-        step, kind, line, at_ns = self.words[at.NOT_FINITE : at.NOT_FINITE + 4]
+        step, kind, line, at_ns, sound = self.words[at.NOT_FINITE : at.NOT_FINITE + 5]
         if step <= 0:
             return None
-        return NotFinite(step, _KINDS.get(kind, "nan"), self.string(line), at_ns)
+        return NotFinite(step, _KINDS.get(kind, "nan"), self.string(line), at_ns, sound)
 
     def checks(self) -> tuple[Check, ...]:
         found = []

@@ -50,7 +50,7 @@ def mark_backward(module: Any) -> None:
             return backward(*args, **kwargs)
         before = writer.mark(at.BACKWARD | (line := here()))
         try:
-            if losses.is_looking:
+            if not writer.step & losses.mask:
                 losses.look(args, line)
             result = backward(*args, **kwargs)
         except BaseException as error:

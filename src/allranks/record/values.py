@@ -131,6 +131,7 @@ class NotFinite:
     kind: str  # "nan", "inf", "-inf"
     line: str  # of the call of backward
     at_ns: int
+    sound: int  # the last step before it whose losses were looked at and were finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Are the numbers of the ranks still right? What their records say of losses and parameters, and when that is worth a look.
 
-A loss that is not finite is told once all ranks are past that step, so that who was first is known. Replicas are compared
+A loss that is not finite is told once all ranks are well past that step, so that who was first is known. Replicas are compared
 where the same step ended after the same number of collectives; two checks that differ, and none later that does not, make
 a look: one alone may be a rank that is about to be given its parameters.
 """
@@ -14,6 +14,10 @@ from allranks.watch.rows import Row
 
 PATIENCE_S = 3.0
 """How long ranks that do not come past the step are waited for."""
+
+
+EVERY_STEPS = 8
+"""At least one of so many steps is looked at."""
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Numbers:
     def _losses(self, rows: Mapping[int, Row], bad: Mapping[int, int], now: float) -> tuple[int, ...]:
         self._since = now if self._since is None else self._since
         first = min(bad.values())
-        are_past = all(n in bad or r.step >= first or r.is_over for n, r in rows.items())
+        are_past = all(n in bad or r.step >= first + EVERY_STEPS or r.is_over for n, r in rows.items())
         if not are_past and now - self._since < PATIENCE_S:
             return ()
         self._has_told_loss = True

@@ -19,6 +19,13 @@ class NotFinite:
     made: tuple[Place, ...] = ()
     """Lines that give the loss its value, the newest first."""
     age_s: float = 0.0
+    sound: int = -1
+    """The last step before it that was looked at and was well; -1 = the one before. Quick steps are not all looked at."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is known that no earlier step was not finite."""
+        return self.sound in (-1, self.step - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def _loader(found: page.Loader | None, age) -> Loader | None:
 def _not_finite(found: page.NotFinite | None, age) -> NotFinite | None:
     if found is None:
         return None
-    return NotFinite(found.step, found.kind, place_of(found.line), age_s=age(found.at_ns))
+    return NotFinite(found.step, found.kind, place_of(found.line), age_s=age(found.at_ns), sound=found.sound)
 
 
 def _words(found: page.LastWords | None) -> Words | None:

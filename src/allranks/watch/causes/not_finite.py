@@ -19,12 +19,13 @@ def find(case: Case) -> Verdict | None:
     bad = [(r, r.record.not_finite) for r in case.evidence.ranks if r.record and r.record.not_finite]
     if not bad:
         return None
-    step = min(found.step for _, found in bad)
-    first = [(rank, found) for rank, found in bad if found.step == step]
-    later = [rank.rank for rank, found in bad if found.step > step]
-    ranks, found = [rank for rank, _ in first], first[0][1]
-    are_all = len(ranks) == len(case.evidence.ranks) > 1
-    when = f"first, at step {step}" if not are_all else f"at step {step}, on all ranks at once"
+    first = [(rank, found) for rank, found in bad if not any(other.step <= _sound(found) for _, other in bad)]
+    later = [rank.rank for rank, found in bad if (rank, found) not in first]
+    ranks, found = [rank for rank, _ in first], min((f for _, f in first), key=lambda f: f.step)
+    step = found.step
+    is_exact = all(f.is_exact and f.step == step for _, f in first)
+    are_all = is_exact and len(ranks) == len(case.evidence.ranks) > 1
+    when = _when(found, are_all=are_all, is_exact=is_exact, are_many=len(ranks) > 1)
     others = (
         f"{ranks_text(later)} {many(later, 'has', 'have')} it since a later step: a consequence"
         if later
@@ -40,6 +41,7 @@ def find(case: Case) -> Verdict | None:
         since_s=found.age_s,
         others=others,
         facts=[
+            "" if is_exact else "steps are quick here: the loss of every eighth is looked at",
             "step 1 is the first; what backward was called on was looked at, before gradients were averaged",
             _why_all(step)
             if are_all
@@ -49,6 +51,19 @@ def find(case: Case) -> Verdict | None:
         "torch.autograd.set_detect_anomaly(True) names the operation; start again from a checkpoint before this step",
     )
     return replace(verdict, step=step)
+
+
+def _sound(found: NotFinite) -> int:
+    return found.step - 1 if found.sound < 0 else found.sound
+
+
+def _when(found: NotFinite, *, are_all: bool, is_exact: bool, are_many: bool) -> str:
+    if are_all:
+        return f"at step {found.step}, on all ranks at once"
+    if is_exact:
+        return f"first, at step {found.step}"
+    when = f"between step {_sound(found) + 1} and {found.step}"
+    return f"{when}; which of them was first is not known" if are_many else f"first, {when}"
 
 
 def _kinds(found: list[tuple[Rank, NotFinite]]) -> str:

@@ -112,7 +112,8 @@ def test_trigger_when_the_other_rank_never_comes_then_it_does_not_wait_for_ever(
 
 
 @pytest.mark.parametrize(
-    "call", ["loss.backward()", "scaler.scale(loss).backward()", "accelerator.backward(loss)"]
+    "call",
+    ["loss.backward()", "scaler.scale(loss).backward()", "accelerator.backward(loss)", "run.step(loss)"],
 )
 def test_source_when_backward_is_called_then_the_lines_that_made_the_loss_are_found(
     call: str, tmp_path: Path

@@ -20,6 +20,7 @@ _CALLED_ON = (  # the first that fits
     re.compile(r"scale\(\s*(\w+)\s*\)\s*\.backward\("),
     re.compile(r"backward\(\s*(\w+)\s*[,)]"),
     re.compile(r"\b(\w+)\.backward\("),
+    re.compile(r"\.step\(\s*(\w+)\s*[,)]"),
 )
 
 

@@ -346,7 +346,10 @@ def last_evidence(rank: Rank, folder: Path | None, found: page.Record | None = N
     at = text.rfind("Fatal Python error")
     reason, crash = parse_faulthandler(text[at:]) if at >= 0 else ("", ())
     crash = tuple(stack_with_code(s) for s in _without_ours(crash))
-    return replace(rank, record=record_of(found, with_model=True), crash=crash, crash_reason=reason)
+    record = record_of(found, with_model=True)
+    broken = next((c for c in reversed(record.calls) if c.is_inside or c.has_failed), None)
+    guard = guard_of(broken.where) if broken is not None and broken.where is not None else None
+    return replace(rank, record=record, crash=crash, crash_reason=reason, guard=guard)
 
 
 def node_of(node: Node, oom_before: int) -> Node:

@@ -16,7 +16,7 @@ from allranks.run.roster import Hello
 from allranks.run.sinks import Sink
 from allranks.run.watch_seam import NoWatch
 from allranks.run.watching import Watching
-from allranks.run.wire import LocalLink, SocketLink
+from allranks.run.wire import BUSY_FACTOR, LocalLink, SocketLink, silence
 
 
 @pytest.fixture
@@ -160,3 +160,24 @@ def test_sink_when_nobody_reads_then_writing_does_not_block_and_the_loss_is_said
     ours.close()
     assert b"bytes of stdout left out: not read in time" in got
     assert len(got) < 4 << 20
+
+
+def test_silence_when_the_other_kernel_acknowledges_then_a_busy_agent_is_given_longer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+        link = SocketLink(ours)
+        link.send({"kind": "beat"})  # taken by the kernel; nobody reads it
+        assert silence(link, link.heard_at + 1.4, 1.5) == ""
+        assert silence(link, link.heard_at + 1.6, 1.5) == ""
+        assert silence(link, link.heard_at + 1.5 * BUSY_FACTOR + 0.1, 1.5).startswith("silent for 7.6 s")
+        theirs.close()
+        link.close()
+
+
+def test_silence_when_nothing_is_known_of_the_other_kernel_then_the_limit_holds(
+    pair: tuple[SocketLink, socket.socket],
+) -> None:
+    link, _ = pair
+    assert silence(link, link.heard_at + 1.4, 1.5) == ""
+    assert silence(link, link.heard_at + 1.6, 1.5) == "silent for 1.6 s"

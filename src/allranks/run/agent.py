@@ -29,7 +29,7 @@ from allranks.run.processes import Guard
 from allranks.run.signals import ENDING, FORWARDED, PREEMPTING, Signals, nobody_reads
 from allranks.run.watch_port import WatchPort
 from allranks.run.watching import Answer, Watching
-from allranks.run.wire import Link, Message, SocketLink
+from allranks.run.wire import Link, Message, SocketLink, silence
 
 LOOP_S = 0.05
 OWN_VIEW_S = 0.5
@@ -355,9 +355,8 @@ class Agent:
         """A node that has lost the hub says what it sees, and ends its ranks."""
         if self.hub is not None or self._end is not None:
             return
-        silent = now - self.link.heard_at
-        why = self.link.closed or (f"silent for {silent:.1f} s" if silent > self.options.silence_s else "")
-        self.watching.nodes = self._port.node_infos(self.watching.row, why, silent)
+        why = self.link.closed or silence(self.link, now, self.options.silence_s)
+        self.watching.nodes = self._port.node_infos(self.watching.row, why, now - self.link.heard_at)
         if not why:
             return
         self._hub_lost_at = self._hub_lost_at or now

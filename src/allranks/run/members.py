@@ -14,7 +14,7 @@ from allranks.core.errors import StartError
 from allranks.core.job import NodeInfo
 from allranks.run import roster
 from allranks.run.roster import Hello, Seat
-from allranks.run.wire import Link, Message
+from allranks.run.wire import Link, Message, silence
 
 BEAT_S = 0.25
 HELLO_LIMIT_S = 10.0
@@ -109,8 +109,7 @@ class Members:
         """Nodes found lost in this call."""
         found: list[Node] = []
         for node in self.nodes[1:]:
-            silent = now - node.link.heard_at
-            why = node.link.closed or (f"silent for {silent:.1f} s" if silent > self.silence_s else "")
+            why = node.link.closed or silence(node.link, now, self.silence_s)
             if why and not node.lost_why:
                 node.lost_why = why
                 found.append(node)

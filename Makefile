@@ -1,9 +1,10 @@
 # make demo    install, and train a small network on two ranks (about a minute after the download of torch)
 # make test    install what the tests need, and run all checks and tests
 # make check   only what is quick: style, layers, types, unit tests (after make test has installed them)
+# make soak    200 kills at random moments, each resumed and compared bit for bit (an hour)
 # make clean   remove what these made
 
-.PHONY: demo test check clean
+.PHONY: demo test check soak clean
 # Compiling all of torch takes longer than compiling what is used, when it is used.
 PIP = .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
@@ -15,6 +16,9 @@ test: .venv/installed-test
 
 check: .venv/installed-test
 	scripts/check --quick
+
+soak: .venv/installed-test
+	ALLRANKS_SOAK_MOMENTS=200 .venv/bin/python -m pytest -s tests/e2e/test_resume_soak.py
 
 .venv/bin/python:
 	python=$$(scripts/find-python) && "$$python" -m venv .venv

@@ -17,6 +17,7 @@ import torch
 
 from allranks import ckpt
 from allranks.ckpt import Checkpoints, Retention, Session, Snapshot
+from allranks.ckpt.stores import open_store
 from allranks.core.errors import CheckpointError, UsageError
 
 
@@ -323,3 +324,15 @@ def test_leftovers_of_killed_saves_are_removed_after_the_next_good_one(tmp_path:
     assert checkpoints.latest() is None
     checkpoints.save(make_snapshot(4), blocking=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000004"]
+
+
+def test_files_when_another_rank_renames_one_during_the_listing_are_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    store.make("step")
+    store.put("step", "rank-0.json", b"12")
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda place: [*real(place), place / ".rank-1.json.part"])
+    assert store.files("step") == {"rank-0.json": 2}
+    assert store.files("not-there") == {}

@@ -7,10 +7,12 @@ what makes a checkpoint one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,8 +110,17 @@ class LocalStore:
         return sorted(p.name for p in self.root.iterdir() if p.is_dir()) if self.root.is_dir() else []
 
     def files(self, folder: str) -> dict[str, int]:
-        place = self.root / folder
-        return {p.name: p.stat().st_size for p in place.iterdir() if p.is_file()} if place.is_dir() else {}
+        sizes: dict[str, int] = {}
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError
+        ):  # the folder is not there, or renamed meanwhile
+            for place in (self.root / folder).iterdir():
+                # Another rank may rename its .part between the listing and this look.
+                with contextlib.suppress(FileNotFoundError):
+                    found = place.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        sizes[place.name] = found.st_size
+        return sizes
 
     def make(self, folder: str) -> None:
         (self.root / folder).mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.needs import need
+
 SCRIPT = """
 import os
 import fsspec, torch
@@ -54,8 +56,7 @@ server.stop()
 @pytest.mark.timeout(120)
 def test_s3_when_saved_pruned_and_damaged_behaves_as_a_disk_does(tmp_path: Path) -> None:
     for module, package in (("s3fs", "allranks[s3]"), ("moto", "moto[server]")):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs {module}: pip install '{package}'")
+        need(f"needs {module}: pip install '{package}'", importlib.util.find_spec(module) is not None)
     (tmp_path / "s3.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "s3.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import proc
-from allranks.watch.evidence import Exit, FileLock, Node, Rank, Stack, Worker
+from allranks.watch.evidence import Exit, Node, Rank, Stack, Worker
+from allranks.watch.file_locks import file_lock_of
 from allranks.watch.reading import guard_of, record_of, stack_with_code
 from allranks.watch.stacks import (
     is_inside,
@@ -35,6 +36,8 @@ STACK_DEADLINE_S = 0.25
 PYSPY_DEADLINE_S = 0.6
 SAMPLE_S = 0.12
 """Between two looks at processor time and stacks."""
+SNAPSHOT_TRIES = 5
+"""Readings of all pages, until two agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,53 @@ def take(
         [t for t in everybody if t.pid in pages and _share(before[t.pid], after[t.pid])[0] > 0.3],
         is_second=True,
     )
+    newest = pages_at_one_moment(folder, list(pages))
+    stacks |= _stacks_again(everybody, newest)
     by_pid = {t.pid: t for t in everybody}
     out = []
     for rank in ranks:
-        taken = _rank(rank, by_pid[rank.pid], stacks, again, (before[rank.pid], after[rank.pid]), with_models)
+        span = before[rank.pid], after[rank.pid]
+        taken = _rank(rank, newest.get(rank.pid), stacks, again, span, with_models)
         kids = tuple(_worker(by_pid[p], stacks, (before[p], after[p])) for p in workers[rank.pid])
-        if with_sums and (own := page_of(folder, rank.pid)) and taken.record is not None:
+        if with_sums and (own := newest.get(rank.pid)) and taken.record is not None:
             taken = replace(taken, record=with_numbers(record_of(own, with_model=with_models), own))
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
-        out.append(replace(taken, file_lock=_file_lock(taken)))
+        out.append(replace(taken, file_lock=file_lock_of(taken)))
     return tuple(out)
+
+
+def pages_at_one_moment(folder: Path | None, pids: Sequence[int]) -> dict[int, page.Record]:
+    """The records of these processes as they were at one moment, if there was one at which none of them went on.
+
+    Pages read one after another may show a collective that one rank has left by the time another is read in it; so all are
+    read until two readings agree. Processes that go on all the while are given as last read: they do not hang.
+    """
+    before: dict[int, page.Record] = {}
+    for _ in range(SNAPSHOT_TRIES):
+        found = {pid: own for pid in pids if (own := page_of(folder, pid)) is not None}
+        if {p: r.marks for p, r in found.items()} == {p: r.marks for p, r in before.items()}:
+            return found
+        before = found
+    return before
+
+
+def _stacks_again(
+    targets: Sequence[Target], newest: dict[int, page.Record]
+) -> dict[int, tuple[str, tuple[Stack, ...]]]:
+    """New stacks of the ranks that have gone on since theirs was taken; none where they do not stand still for one."""
+    moved = [
+        Target(t.pid, newest[t.pid])
+        for t in targets
+        if t.pid in newest and t.page is not None and t.page.marks != newest[t.pid].marks
+    ]
+    taken = take_stacks(moved) if moved else {}
+    stood: dict[int, tuple[str, tuple[Stack, ...]]] = {}
+    for target in moved:
+        assert target.page is not None
+        now = page_of(Path(target.page.path).parent, target.pid)
+        has_stood = now is not None and now.marks == target.page.marks
+        stood[target.pid] = taken.get(target.pid, ("", ())) if has_stood else ("", ())
+    return stood
 
 
 def take_stacks(
@@ -217,7 +257,7 @@ def _share(before: proc.Times | None, after: proc.Times | None) -> tuple[float, 
 
 def _rank(
     rank: Rank,
-    target: Target,
+    newest: page.Record | None,
     stacks: dict[int, tuple[str, tuple[Stack, ...]]],
     again: dict[int, tuple[str, tuple[Stack, ...]]],
     span: tuple[proc.Times | None, proc.Times | None],
@@ -230,7 +270,6 @@ def _rank(
     frames = user_frames(main.frames) if main else ()
     letter = proc.state(rank.pid)
     second = main_stack(again[rank.pid][1]) if rank.pid in again else None
-    newest = page_of(Path(target.page.path).parent, rank.pid) if target.page else None
     return replace(
         rank,
         state=letter,
@@ -295,42 +334,6 @@ def _own_part(stack: Stack) -> Stack:
         if frame.file.endswith("/_utils/worker.py") and frame.function == "_worker_loop":
             return replace(stack, frames=stack.frames[: i + 1])
     return stack
-
-
-def _file_lock(rank: Rank) -> FileLock | None:
-    """The lock file that the rank waits for, if it waits for one."""
-    main = main_stack(rank.stacks)
-    if main is None:
-        return None
-    if is_inside(main.frames, "/file_baton.py"):
-        return _build_lock(rank)
-    if "lock" in rank.wchan and (found := proc.flock_waited_for(rank.pid)):
-        path, owner = found
-        return FileLock(path, _age(path), owner or None, bool(owner and proc.state(owner) not in ("", "Z")))
-    return None
-
-
-def _build_lock(rank: Rank) -> FileLock | None:
-    """The lock of a torch extension's build directory; a live owner keeps it open."""
-    root = proc.environment(rank.pid, "TORCH_EXTENSIONS_DIR")
-    roots = (
-        [Path(root)]
-        if root
-        else [Path(proc.environment(rank.pid, "HOME") or "/root", ".cache", "torch_extensions")]
-    )
-    locks = [p for r in roots for p in (*r.glob("lock"), *r.glob("*/lock"), *r.glob("*/*/lock"))]
-    if not locks:
-        return None
-    oldest = min(locks, key=lambda p: p.stat().st_mtime)
-    owner = proc.has_open(str(oldest))
-    return FileLock(str(oldest), _age(str(oldest)), owner, owner is not None)
-
-
-def _age(path: str) -> float:
-    try:
-        return max(0.0, time.time() - Path(path).stat().st_mtime)
-    except OSError:
-        return 0.0
 
 
 def last_evidence(rank: Rank, folder: Path | None, found: page.Record | None = None) -> Rank:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from allranks.core.job import Job
 from allranks.record import page
+from allranks.record.notes import size_of_notes
 from allranks.watch import proc
 from allranks.watch.evidence import Rank
 from allranks.watch.reading import record_of
@@ -83,7 +84,8 @@ class Poll:
         except (OSError, page.NotARecord, ValueError):
             return before or Row(number, letter, is_over=over, has_ended_well=well)
         seen.marks, seen.read_at = glance.marks, now
-        return row_of(number, letter, record_of(found), glance.marks, is_over=over, ended_well=well)
+        row = row_of(number, letter, record_of(found), glance.marks, is_over=over, ended_well=well)
+        return replace(row, notes=size_of_notes(found.path))
 
     def _open(self, pid: int) -> page.PageReader | None:
         if self._job.record_dir is None:

@@ -65,6 +65,8 @@ class Row:
     """The step, 1 = the first, whose loss was the first that was not finite; 0 = none was."""
     checks: tuple[tuple[int, int, int], ...] = ()
     """(step, collectives so far, hash) of the newest fingerprints of the replicas."""
+    notes: int = 0
+    """Bytes of what it has noted so far."""
 
     def to_json(self) -> list[Any]:
         """A list in the order of the fields."""

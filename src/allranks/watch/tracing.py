@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from allranks.record import page
 from allranks.record.fingerprints import Sums, read_sums
+from allranks.record.notes import read_notes
 from allranks.watch.evidence import Record
 from allranks.watch.observed import Check
 from allranks.watch.reading import source_of, with_code
@@ -32,7 +33,7 @@ def with_numbers(record: Record, found: page.Record) -> Record:
     names, sums = read_sums(found.path)
     most = max(4, MAX_SUMS // max(1, 2 * len(names)))
     checks = tuple(_with_sums(c, sums.get(c.step)) for c in record.checks[-most:])
-    return replace(record, not_finite=bad, checks=checks, checked=names)
+    return replace(record, not_finite=bad, checks=checks, checked=names, noted=read_notes(found.path))
 
 
 def _with_sums(check: Check, sums: Sums | None) -> Check:

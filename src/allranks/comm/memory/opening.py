@@ -87,7 +87,7 @@ def open_memory(num_bytes: int, reason: str = "") -> MemorySum | Refused:
         return Refused(f"rank {refused[0]}: {refused[1]}", is_one_host or made is not None)
     assert found is not None
     memory, fds = found
-    return MemorySum(memory, Counters(memory, dist.get_rank(), fds, _timeout_s()), half_bytes)
+    return MemorySum(memory, Counters(memory, dist.get_rank(), fds, group_timeout_s()), half_bytes)
 
 
 def _offer(reason: str, half_bytes: int) -> tuple[dict[str, Any], int | None]:
@@ -95,8 +95,8 @@ def _offer(reason: str, half_bytes: int) -> tuple[dict[str, Any], int | None]:
     offer: dict[str, Any] = {
         "reason": reason,
         "pid": os.getpid(),
-        "born": _born(os.getpid()),
-        "network": _network(),
+        "born": born(os.getpid()),
+        "network": network(),
     }
     if reason or dist.get_rank() != 0:
         return offer, None
@@ -140,7 +140,7 @@ def _take(offers: list[dict[str, Any]]) -> tuple[mmap, list[int]]:
                 fds.append(-1)
                 continue
             fds.append(os.pidfd_open(other["pid"]))
-            if _born(other["pid"]) != other["born"]:
+            if born(other["pid"]) != other["born"]:
                 raise OSError(f"rank {rank} is in another container")
     except OSError:
         memory.close()
@@ -151,7 +151,7 @@ def _take(offers: list[dict[str, Any]]) -> tuple[mmap, list[int]]:
     return memory, fds
 
 
-def _born(pid: int) -> str:
+def born(pid: int) -> str:
     """What no other process on any host has: the kernel's boot, and the tick at which this one began."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -162,7 +162,7 @@ def _born(pid: int) -> str:
         return ""
 
 
-def _network() -> str:
+def network() -> str:
     """The network namespace of this process."""
     try:
         return str(Path("/proc/self/ns/net").readlink())
@@ -170,7 +170,7 @@ def _network() -> str:
         return ""
 
 
-def _timeout_s() -> float:
+def group_timeout_s() -> float:
     """The group's timeout; torch has no public name for reading it."""
     try:
         group: Any = dist.group.WORLD

@@ -46,11 +46,20 @@ class Counters:
         rank: This process.
         process_fds: By rank, a pidfd of its process; -1 for this one.
         timeout_s: Longest wait for another rank.
+        names: What these ranks are called in messages, where they are some of the job's.
     """
 
-    def __init__(self, memory: mmap, rank: int, process_fds: list[int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        memory: mmap,
+        rank: int,
+        process_fds: list[int],
+        timeout_s: float,
+        names: list[int] | None = None,
+    ) -> None:
         world_size = len(process_fds)
         self.rank, self.timeout_s = rank, timeout_s
+        self.names = names or list(range(world_size))
         self.others = [r for r in range(world_size) if r != rank]
         self._words = memoryview(memory)[: world_size * LINE_BYTES].cast("I")
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -131,10 +140,11 @@ class Counters:
     def _has_ended(self, rank: int) -> bool:
         return any(self._ranks_by_fd[fd] == rank for fd, _ in self._poll.poll(0))
 
-    def _ended(self, rank: int) -> CommError:
+    def _ended(self, place: int) -> CommError:
+        rank = self.names[place]
         return CommError(
             "AR050",
-            f"rank {rank} ended while rank {self.rank} waited for its gradients: Connection closed by peer",
+            f"rank {rank} ended while rank {self.names[self.rank]} waited for its gradients: Connection closed by peer",
             why=f"the process of rank {rank} has ended, or has left its run; this rank only felt it",
             fix=f"read what rank {rank} printed: the cause is there, not here",
         )
@@ -144,11 +154,11 @@ class Counters:
         late = [
             r for r, p in zip(self.others, self._places, strict=True) if (words[p] - value) & _MASK >= _HALF
         ]
-        who = f"rank{'s' * (len(late) != 1)} {', '.join(map(str, late))}"
+        who = f"rank{'s' * (len(late) != 1)} {', '.join(str(self.names[r]) for r in late)}"
         return CommError(
             "AR051",
             f"Timed out waiting {self.timeout_s * 1e3:.0f} ms for recv of the gradients of {who}",
-            why=f"{who} did not come to this backward's all-reduce, in which rank {self.rank} waited",
+            why=f"{who} did not come to this backward's all-reduce, in which rank {self.names[self.rank]} waited",
             fix=f"see where {who} stands (allranks watch); a larger timeout_s only if it is really at work",
         )
 

@@ -25,6 +25,7 @@ from allranks.watch.evidence import (
     Words,
     from_json,
 )
+from allranks.watch.observed import Loop
 from allranks.watch.verdict import Place, Verdict
 
 FIXTURES = sorted((Path(__file__).parents[1] / "faults" / "fixtures").glob("*.json"))
@@ -296,3 +297,39 @@ def test_loader_when_both_ranks_have_as_many_batches_then_it_is_not_uneven() -> 
     over = replace(loader, length=21, drawn=21, is_exhausted=True)
     short = replace(inside, record=replace(inside.record, loader=over))
     assert code_of(waiting(loader=replace(loader, number=2, drawn=2)), short) == "AR251"
+
+
+LOOP = Loop(Place("/home/ann/train.py", 20, "main", "for x in samples.split(32):"), last=26, line=24)
+
+
+@pytest.mark.parametrize(
+    ("line", "outer", "guard", "code"),
+    [
+        (30, (), None, "AR265"),  # past the loop
+        (25, (), None, "AR250"),  # in it, in a branch that the other does not take
+        (
+            30,
+            (Loop(Place("/home/ann/train.py", 80, "run"), last=99, line=90),),
+            None,
+            "AR250",
+        ),  # an epoch ahead, perhaps
+        (30, (), Place("/home/ann/train.py", 29, "main", "if rank == 1:"), "AR250"),
+    ],
+)
+def test_barrier_when_it_is_after_the_loop_that_the_other_is_in_then_batches_are_blamed(
+    line: int, outer: tuple[Loop, ...], guard: Place | None, code: str
+) -> None:
+    caller = Place("/home/ann/train.py", 90, "run", "main()")
+    where = Place("/home/ann/train.py", line, "main")
+    call = Call("barrier", 1, "default", seq=60, where=where, age_s=4.0, is_inside=True)
+
+    def at(rank: Rank, number: int) -> Rank:
+        torch = Place(
+            "/opt/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward"
+        )
+        frames = torch, Place("/home/ann/train.py", number, "main"), caller
+        return replace(rank, stacks=(Stack(frames, is_main=True),), loops=outer)
+
+    trains = replace(at(waiting(), 24), loops=(LOOP, *outer))
+    waits = at(other(phase="collective", calls=(call,), group_seq=60), line)
+    assert code_of(trains, replace(waits, guard=guard)) == code

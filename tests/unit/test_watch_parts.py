@@ -84,6 +84,29 @@ def test_guard_when_a_call_stands_under_a_condition_on_the_rank_then_its_line_is
     assert source.rank_guard("if (", 1) is None
 
 
+LOOPS = """
+for epoch in range(9):
+    for x in data:
+        step(x)
+    validate()
+barrier()
+
+def train():
+    def inner():
+        for x in data:
+            step(x)
+    while True:
+        inner()
+    return 1
+"""
+
+
+def test_loop_when_a_line_is_in_several_then_the_outermost_of_its_function() -> None:
+    lines = {k: source.outer_loop(LOOPS, k) for k in (2, 4, 5, 6, 11, 13, 14)}
+    assert lines == {2: (2, 5), 4: (2, 5), 5: (2, 5), 6: None, 11: (10, 11), 13: (12, 13), 14: None}
+    assert source.outer_loop("for x in", 1) is None
+
+
 def test_ranks_when_put_into_words_then_runs_are_short() -> None:
     words = [ranks_text(r) for r in ([3], [0, 1], [0, 1, 2], [0, 1, 2, 5, 7])]
     assert words == ["rank 3", "ranks 0 and 1", "ranks 0-2", "ranks 0-2, 5 and 7"]
@@ -280,6 +303,8 @@ def test_standing_when_job_cannot_go_on_then_it_is_ended_after_a_second_look() -
     assert standing.due(SECOND_LOOK_S / 2, "report", None) is None
     said = standing.due(SECOND_LOOK_S, "report", None)
     assert said is not None and said.action == "stop" and "nothing has moved" in said.note
+    assert VERDICT.what not in said.shown() and said.note in said.shown()
+    assert VERDICT.what in said.text()
     assert standing.due(SECOND_LOOK_S + 1, "report", None) is None
 
 

@@ -293,10 +293,8 @@ class Hub:
         self._tell_verdict(told, verdict, now)
 
     def _tell_verdict(self, told: Story, verdict: Verdict, now: float) -> None:
-        colored = told.with_verdict(verdict.code, verdict.text(color=True)).text
-        self._tell(
-            told.with_verdict(verdict.code, verdict.text()), now, color_text=colored, values=verdict.to_json()
-        )
+        whole = told.with_verdict(verdict.code, verdict.text())
+        self._tell(whole, now, (verdict.shown(), verdict.shown(color=True)), verdict.to_json())
 
     def _story(self, attempt: Attempt) -> Story:
         if attempt.lost and not attempt.failed:
@@ -304,18 +302,21 @@ class Hub:
         return story.tell(list(attempt.exits.values()), attempt.world_size, logs=str(self.run_dir / "ranks"))
 
     def _tell(
-        self, told: Story, now: float, *, color_text: str = "", values: dict[str, Any] | None = None
+        self,
+        told: Story,
+        now: float,
+        texts: tuple[str, str] | None = None,
+        values: dict[str, Any] | None = None,
     ) -> None:
-        """Print the story on every node, and end the ranks that are left."""
+        """Print the story (or these texts, plain and in colour) on every node, and end the ranks that are left."""
         attempt = self._current()
         attempt.story = told
         attempt.step = farthest_step(self.watching.nodes)
         attempt.failed_at = attempt.failed_at or now
         shown = values if values is not None else told.to_json()
+        text, color_text = texts or (told.text, told.text)
         is_verdict = values is not None
-        self.members.broadcast(
-            "story", text=told.text, color_text=color_text or told.text, json=shown, is_verdict=is_verdict
-        )
+        self.members.broadcast("story", text=text, color_text=color_text, json=shown, is_verdict=is_verdict)
         self.event("verdict", code=told.code, text=told.text)
         self.members.broadcast("stop", since=now - attempt.failed_at)
         self._enter("stop", now)

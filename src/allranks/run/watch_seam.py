@@ -38,6 +38,10 @@ class Verdict(Protocol):
         """Several lines for people, without a final line end."""
         ...
 
+    def shown(self, *, color: bool = False) -> str:
+        """What is printed now: the text, or what is new where it was shown a moment ago."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """Everything, for the other nodes' on_verdict, for --json and for run.json."""
         ...
@@ -82,6 +86,11 @@ class Watch(Protocol):
         Deadline 0.7 s. Not called for what the user asked for (Ctrl-C, a forwarded signal)."""
         ...
 
+    def last_look(self) -> Sequence[Verdict] | None:
+        """Hub only, when every rank has ended well: what is still to be said, while their records are there; None: other
+        nodes are asked, and the next ticks tell. Deadline 1.2 s."""
+        ...
+
     def capture(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take evidence on this node; the answer goes to the hub's on_bundle. Deadline 1 s."""
         ...
@@ -116,6 +125,9 @@ class NoWatch:
 
     def on_exit(self, exits: Sequence[RankExit]) -> Verdict | None:
         return None
+
+    def last_look(self) -> Sequence[Verdict] | None:
+        return ()
 
     def capture(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from allranks.watch.observed import Check, NotFinite
+from allranks.watch.observed import Check, Loop, NotFinite
 from allranks.watch.verdict import Place
 
 T = TypeVar("T")
@@ -151,6 +151,8 @@ class Record:
     """The newest fingerprints, oldest first."""
     checked: tuple[str, ...] = ()
     """The parameters in them."""
+    noted: tuple[dict[str, Any], ...] = ()
+    """What it said once of its data, replicas and files (record/notes.py), oldest first."""
 
     @property
     def inside(self) -> Call | None:
@@ -270,6 +272,8 @@ class Rank:
     """The command that traces it (gdb, strace), if any."""
     guard: Place | None = None
     """The `if` on the rank around the line it stands at."""
+    loops: tuple[Loop, ...] = ()
+    """Of the user's frames of its main thread, innermost first; frames in no loop are left out."""
     notes: dict[str, str] = field(default_factory=dict)
     """What else was found out at the exit: 'exists' = the path its error did not find, and that is there now."""
 

@@ -21,7 +21,7 @@ from allranks.record import page
 from allranks.watch import proc
 from allranks.watch.evidence import Exit, Node, Rank, Stack, Worker
 from allranks.watch.file_locks import file_lock_of
-from allranks.watch.reading import guard_of, record_of, stack_with_code
+from allranks.watch.reading import guard_of, loop_of, record_of, stack_with_code
 from allranks.watch.stacks import (
     is_inside,
     main_stack,
@@ -38,6 +38,8 @@ SAMPLE_S = 0.12
 """Between two looks at processor time and stacks."""
 SNAPSHOT_TRIES = 5
 """Readings of all pages, until two agree."""
+_CUT_SHORT = ("sys_pause", "sigsuspend")
+"""What the kernel calls waits that any signal ends for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,17 @@ def take(
     return tuple(out)
 
 
+def take_quietly(ranks: Sequence[Rank], folder: Path | None) -> tuple[Rank, ...]:
+    """What the records and notes of these ranks say, also of ended ones; no rank is signalled, and it takes a few ms."""
+    out = []
+    for rank in ranks:
+        found = page_of(folder, rank.pid)
+        if found is not None:
+            record = with_numbers(record_of(found), found)
+            out.append(replace(rank, state=proc.state(rank.pid), record=record))
+    return tuple(out)
+
+
 def pages_at_one_moment(folder: Path | None, pids: Sequence[int]) -> dict[int, page.Record]:
     """The records of these processes as they were at one moment, if there was one at which none of them went on.
 
@@ -166,12 +179,13 @@ def take_stacks(
 def _can_answer(letter: str, found: page.Record, pid: int) -> bool:
     """Whether a signal may ask it: it has the handler, runs, and is not in C code that holds the GIL.
 
-    faulthandler needs no GIL, but the signal would cut short a C call such as sleep(3) and let the rank go on.
+    faulthandler needs no GIL, but the signal would cut short a C call such as sleep(3), or pause(), and let the rank go on.
     """
     is_frozen = found.tick_ns > 0 and time.monotonic_ns() - found.tick_ns > 1_000_000_000
     return (
         letter not in ("T", "t", "D")
         and not is_frozen
+        and not any(call in proc.wchan(pid) for call in _CUT_SHORT)
         and found.stack_signal > 0
         and proc.catches(pid, found.stack_signal)
     )
@@ -286,6 +300,7 @@ def _rank(
         open_files=proc.files_for_writing(rank.pid)[:8] if letter == "D" else (),
         tracer=proc.tracer(rank.pid),
         guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
+        loops=tuple(loop for f in frames if (loop := loop_of(f)) is not None),
     )
 
 

@@ -1,4 +1,7 @@
-"""What was seen of a rank's numbers: a loss that was not finite, and the fingerprints of its replicas. Part of the evidence."""
+"""What was seen of a rank beside its calls: a loss that was not finite, fingerprints of its replicas, the loops it is in.
+
+Part of the evidence.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,15 @@ class Check:
     """Of the bits of each parameter, if they were asked for; `Record.checked` names them."""
     changes: tuple[int, ...] = ()
     """How often each was changed in place so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The outermost loop of a function around a line at which a rank stands."""
+
+    at: Place
+    """Its first line."""
+    last: int
+    """Number of its last line."""
+    line: int
+    """Number of the line at which the rank stands."""

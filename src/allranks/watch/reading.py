@@ -10,7 +10,7 @@ from pathlib import Path
 from allranks.record import page
 from allranks.watch import source
 from allranks.watch.evidence import Call, Loader, Model, Place, Record, Stack, Words
-from allranks.watch.observed import Check, NotFinite
+from allranks.watch.observed import Check, Loop, NotFinite
 
 _EXIT_KINDS = {
     page.ExitKind.NOT_ENDED: "",
@@ -93,6 +93,14 @@ def guard_of(place: Place) -> Place | None:
     """The `if` on the rank around a line."""
     line = source.rank_guard(source_of(place.file), place.line)
     return with_code(Place(place.file, line, place.function)) if line is not None else None
+
+
+def loop_of(place: Place) -> Loop | None:
+    """The outermost loop around a line, within its function."""
+    lines = source.outer_loop(source_of(place.file), place.line)
+    if lines is None:
+        return None
+    return Loop(with_code(Place(place.file, lines[0], place.function)), last=lines[1], line=place.line)
 
 
 @lru_cache(maxsize=64)

@@ -31,6 +31,8 @@ class Said:
     action: Action = "report"
     note: str = ""
     """A last line: what the launcher does about it."""
+    is_on_screen: bool = False
+    """Its text was shown a moment ago: only the last line is news."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property
@@ -42,6 +44,10 @@ class Said:
         """What people read."""
         text = self.verdict.text(color=color)
         return f"{text}\n  {self.note}" if self.note else text
+
+    def shown(self, *, color: bool = False) -> str:
+        """What is printed: the text, or only the last line where the text still stands above it."""
+        return f"allranks: {self.code}: {self.note}" if self.is_on_screen else self.text(color=color)
 
     def to_json(self) -> dict[str, Any]:
         """Everything; also what the other nodes get."""
@@ -92,7 +98,8 @@ class Standing:
         if self.ends_as != "report" and hung >= SECOND_LOOK_S and not self.has_acted:
             self.has_acted = True
             what = "ended" if self.ends_as == "stop" else "started again"
-            return Said(verdict, self.ends_as, f"nothing has moved for {seconds(hung)}: the job is {what}")
+            note = f"nothing has moved for {seconds(hung)}: the job is {what}"
+            return Said(verdict, self.ends_as, note, is_on_screen=hung < SECOND_LOOK_S + 3.0)
         action = action_later(self.verdict, on_hang, after_s, hung)
         if action != "report" and not self.has_acted:
             self.has_acted = True

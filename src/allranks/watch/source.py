@@ -1,4 +1,4 @@
-"""What does the source say around a line: its text, and the rank guard it stands under?
+"""What does the source say around a line: its text, the rank guard it stands under, the loop it is in?
 
 Reads source text that it is given; where the file is gone or not Python, it says nothing.
 """
@@ -37,6 +37,23 @@ def rank_guard(source: str, line: int) -> int | None:
                 and (found is None or node.lineno > found)
             ):
                 found = node.lineno
+    return found
+
+
+def outer_loop(source: str, line: int) -> tuple[int, int] | None:
+    """First and last line of the outermost loop around `line` in the innermost function that holds it, or None."""
+    try:
+        scope: ast.AST = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    found: tuple[int, int] | None = None
+    holder: ast.AST | None = scope
+    while holder is not None:
+        if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            found = None  # what is outside of the function is its caller's
+        elif isinstance(holder, ast.For | ast.AsyncFor | ast.While) and found is None:
+            found = (holder.lineno, holder.end_lineno or holder.lineno)
+        holder = next((n for n in ast.iter_child_nodes(holder) if _holds(n, line)), None)
     return found
 
 

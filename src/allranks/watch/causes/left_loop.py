@@ -6,12 +6,19 @@ from allranks.watch import meeting
 from allranks.watch.case import Case
 from allranks.watch.causes.finished import is_done
 from allranks.watch.evidence import Rank
-from allranks.watch.verdict import Verdict, many, ranks_text
+from allranks.watch.observed import Loop
+from allranks.watch.stacks import user_frames
+from allranks.watch.verdict import Place, Verdict, many, ranks_text
 
 CODE, NAME = "AR265", "left-the-loop"
 
 
 def find(case: Case) -> Verdict | None:
+    """By what their loaders say; where there is none, by the lines at which they stand."""
+    return _by_batches(case) or _by_lines(case)
+
+
+def _by_batches(case: Case) -> Verdict | None:
     """Somebody waits for gradients of a step; others, with batches left, are past their loop: in another call, or at the end."""
     training = [n for n, w in case.waits.items() if w.kind == "gradients"]
     left = [r for r in case.evidence.ranks if r.rank not in training and _is_out(case, r)]
@@ -46,6 +53,57 @@ def find(case: Case) -> Verdict | None:
         fix="decide it on all ranks together: all_reduce the flag (MAX) before leaving the loop or skipping a step",
         can_go_on=False,
     )
+
+
+def _by_lines(case: Case) -> Verdict | None:
+    """Somebody waits for gradients inside a loop; others are in a call after it, which no condition on the rank guards."""
+    training = [r for n, w in case.waits.items() if w.kind == "gradients" and (r := case.evidence.rank(n))]
+    left = [r for r in case.evidence.ranks if r not in training]
+    if not training or not left or case.roots or any(r.guard is not None for r in left):
+        return None
+    loops = [_loop_left(training[0], r) for r in left]
+    if any(loop is None or not _is_out(case, r) for loop, r in zip(loops, left, strict=True)):
+        return None
+    numbers = [r.rank for r in training]
+    steps = left[0].record.step if left[0].record else 0
+    places = [
+        *case.stands_at(left[0])[:1],
+        *case.stands_at(training[0])[:1],
+        *(case.at(x.at) for x in loops[:1] if x),
+    ]
+    return case.verdict(
+        CODE,
+        NAME,
+        f"{case.who(left)} left {many([r.rank for r in left], 'its', 'their')} loop after {steps} steps (fewer batches? early stop?), "
+        f"and {ranks_text(numbers)} {many(numbers, 'trains', 'train')} on",
+        left,
+        where=places,
+        others=case.others([r.rank for r in left]),
+        facts=[
+            f"the first line above is after the loop that {ranks_text(numbers)} {many(numbers, 'is', 'are')} in"
+        ],
+        fix="give all ranks the same number of batches (or train inside `with model.join():`); decide an early stop on all ranks together",
+        can_go_on=False,
+    )
+
+
+def _loop_left(inside: Rank, after: Rank) -> Loop | None:
+    """The loop that `inside` is in and `after` is past, if they came to it in the same way and it is in no other loop."""
+    loops = {(x.at.file, x.line): x for x in inside.loops}
+    for one, two in zip(reversed(_own_frames(inside)), reversed(_own_frames(after)), strict=False):
+        loop = loops.get((one.file, one.line))
+        if (one.file, one.function) != (two.file, two.function):
+            return None
+        if one.line != two.line:
+            return loop if loop is not None and two.line > loop.last else None
+        if loop is not None:
+            return None
+    return None
+
+
+def _own_frames(rank: Rank) -> tuple[Place, ...]:
+    stack = next((s for s in rank.stacks if s.is_main), None)
+    return user_frames(stack.frames) if stack is not None else ()
 
 
 def _is_out(case: Case, rank: Rank) -> bool:

@@ -2,12 +2,15 @@
 
 The first line of a script tells what is expected: `# ranks 2; expect AR226; says rank 1 .*sleeps; guilty; limit 12`.
 `expect`: the codes that are right; `says`: what the verdict's first line must match; `guilty`: a line marked #@guilty must be
-named; `limit`: seconds after the fault strikes (6 if not given). Also used by bench/diagnosis.
+named; `limit`: seconds after the fault strikes (6 if not given); `args`: given to the script; `module`: started with -m; `needs`: what
+the machine must have (NEEDS). Also used by bench/diagnosis.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +31,9 @@ class Fault:
     says: str = ""
     limit_s: float = 6.0
     guilty: tuple[int, ...] = ()
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    needs: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Fault:
@@ -37,8 +43,46 @@ class Fault:
         guilty = tuple(n for n, line in enumerate(lines, 1) if "#@guilty" in line)
         codes = tuple(words.get("expect", "").split())
         return cls(
-            path, int(words["ranks"]), codes, words.get("says", ""), float(words.get("limit", 6)), guilty
+            path,
+            int(words["ranks"]),
+            codes,
+            words.get("says", ""),
+            float(words.get("limit", 6)),
+            guilty,
+            tuple(words.get("args", "").split()),
+            "module" in words,
+            words.get("needs", ""),
         )
+
+    @property
+    def missing(self) -> str:
+        """What it needs that this machine has not; empty if it can be run."""
+        return self.needs if self.needs and not NEEDS[self.needs]() else ""
+
+    def command(self) -> list[str | Path]:
+        """The words after the options of `allranks run`."""
+        return ["-m", self.path.stem, *self.args] if self.is_module else [self.path, *self.args]
+
+
+def _is_root() -> bool:
+    return os.name == "posix" and os.geteuid() == 0
+
+
+def _has_memory_groups() -> bool:
+    version1 = Path("/sys/fs/cgroup/memory/cgroup.procs")
+    version2 = Path("/sys/fs/cgroup/cgroup.subtree_control")
+    writable = [p for p in (version1, version2) if p.exists() and os.access(p, os.W_OK)]
+    return _is_root() and bool(writable) and (writable[0] == version1 or "memory" in version2.read_text())
+
+
+def _has_loop_devices() -> bool:
+    tools = all(shutil.which(t) for t in ("mkfs.ext4", "fsfreeze", "mount"))
+    return _is_root() and tools and Path("/dev/loop-control").exists()
+
+
+NEEDS = {"memory cgroups": _has_memory_groups, "loop devices": _has_loop_devices, "small shm": _is_root}
+# A /dev/shm of its own, of 1 MiB, for the launcher and all it starts.
+SMALL_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m shm /dev/shm && exec "$@"', "sh")
 
 
 @dataclass
@@ -62,11 +106,12 @@ def run(fault: Fault, start: StartCommand, folder: Path, *, until_end: bool = Fa
         "ALLRANKS_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     command = start(
+        *(SMALL_SHM if fault.needs == "small shm" else ()),
         command_path("allranks"),
         "run",
         "--nproc",
         str(fault.ranks),
-        fault.path,
+        *fault.command(),
         cwd=fault.path.parent,
         env=env,
     )

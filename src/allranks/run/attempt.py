@@ -9,7 +9,10 @@ from typing import Any
 from allranks.core.job import NodeInfo, RankExit
 from allranks.run.members import Members, Node
 from allranks.run.story import Story
-from allranks.run.watching import Answer
+from allranks.run.watching import Answer, Watching
+
+LAST_LOOK_S = 1.2
+"""How long a job that ended well waits for the watcher's last word."""
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class Attempt:
     step: int | None = None
     """The farthest step of any rank when the story was told, if the record knows."""
     failed_at: float = 0.0
+    _last_look: Answer | None = None
+    _ended_at: float = 0.0
 
     @property
     def failed(self) -> list[RankExit]:
@@ -39,6 +44,16 @@ class Attempt:
     @property
     def is_broken(self) -> bool:
         return bool(self.failed or self.lost)
+
+    def is_heard_out(self, watching: Watching, now: float) -> bool:
+        """All ranks have ended: whether the watcher has had its last look at what they left, and what it said was collected."""
+        if any(e.failed for e in self.exits.values()):
+            return True
+        if self._last_look is None:
+            self._last_look, self._ended_at = watching.last_look(), now
+        answer = self._last_look
+        is_done = answer.is_there and answer.value is not False and watching.verdicts.empty()
+        return is_done or now - self._ended_at > LAST_LOOK_S
 
     def listing(self, members: Members) -> list[dict[str, Any]]:
         """The nodes as every node is told of them, in the order of their ranks."""

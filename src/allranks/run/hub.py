@@ -266,7 +266,7 @@ class Hub:
 
     def _in_run(self, now: float) -> None:
         attempt = self._current()
-        if len(attempt.exits) == attempt.world_size:
+        if len(attempt.exits) == attempt.world_size and attempt.is_heard_out(self.watching, now):
             self._finish(now)
         elif self.asked_to_stop and now - self._said_at >= SAY_EVERY_S:
             self._said_at = now

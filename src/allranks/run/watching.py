@@ -80,6 +80,17 @@ class Watching:
         """Ask for the verdict of an attempt that ended badly."""
         return self._ask(lambda: self._watch.on_exit(exits))
 
+    def last_look(self) -> Answer:
+        """Ask what is left to say of an attempt that ended well; verdicts are put where those of ticks are."""
+
+        def look() -> bool:
+            found = self._watch.last_look()
+            for verdict in found or ():
+                self.verdicts.put(verdict)
+            return found is not None
+
+        return self._ask(look)
+
     def capture(self, request: dict[str, Any]) -> Answer:
         return self._ask(lambda: self._watch.capture(request))
 

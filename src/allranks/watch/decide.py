@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.watch.case import Case
-from allranks.watch.causes import CAUSES, drift, not_finite, straggler
+from allranks.watch.causes import CAUSES, SILENT, drift, not_finite, straggler
 from allranks.watch.evidence import Evidence
 from allranks.watch.verdict import Alternative, Verdict
 
@@ -17,6 +17,8 @@ def decide(evidence: Evidence) -> Verdict | None:
         return straggler.find(case)
     if evidence.trigger == "numbers":
         return not_finite.find(case) or drift.find(case)
+    if evidence.trigger == "notes":
+        return next(iter(decide_all(evidence)), None)
     first: Verdict | None = None
     for cause in CAUSES:
         verdict = cause.find(case)
@@ -30,3 +32,9 @@ def decide(evidence: Evidence) -> Verdict | None:
             other = Alternative(verdict.code, verdict.what, "the stacks in diagnosis/ decide")
             return first if first.alternatives else replace(first, alternatives=(other,))
     return first
+
+
+def decide_all(evidence: Evidence) -> tuple[Verdict, ...]:
+    """Everything that is wrong in silence: several things may be at once, and the job goes on."""
+    case = Case(evidence)
+    return tuple(v for cause in SILENT if (v := cause.find(case)) is not None)

@@ -38,6 +38,15 @@ class Numbers:
         self._has_told_drift = True
         return tuple(sorted(rows))
 
+    def last(self, rows: Mapping[int, Row]) -> bool:
+        """Whether there is something to say that was not said, now that all ranks have ended."""
+        if any(r.not_finite_step for r in rows.values()):
+            is_new, self._has_told_loss = not self._has_told_loss, True
+            return is_new
+        has = not self._has_told_drift and has_drifted({n: r.checks for n, r in rows.items()})
+        self._has_told_drift |= has
+        return has
+
     def _losses(self, rows: Mapping[int, Row], bad: Mapping[int, int], now: float) -> tuple[int, ...]:
         self._since = now if self._since is None else self._since
         first = min(bad.values())

@@ -53,6 +53,11 @@ class Poll:
             self.newest[number] = self._row(number, rank, now)
         return self.newest
 
+    def forget_times(self) -> None:
+        """Read every page whole the next time."""
+        for seen in self._seen.values():
+            seen.read_at = 0.0
+
     def ended(self, rank: int, *, is_well: bool) -> None:
         """The agent has seen this rank end."""
         self._ended[rank] = is_well

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from allranks.watch.noted import Noted
 from allranks.watch.numbers import Numbers
 from allranks.watch.rows import Row
 
@@ -32,7 +33,7 @@ class Suspicion:
     """A reason to take evidence."""
 
     kind: str
-    """'stopped', 'waiting', 'mismatch', 'network', 'silence', 'numbers'."""
+    """'stopped', 'waiting', 'mismatch', 'network', 'silence', 'numbers', 'notes'."""
     ranks: tuple[int, ...] = ()
     """Who waits, or who is stopped."""
     age_s: float = 0.0
@@ -54,6 +55,7 @@ class Trigger:
     _silent_marks: tuple[int, ...] = ()
     _silent_looks: int = 0
     _numbers: Numbers = field(default_factory=Numbers)
+    _noted: Noted = field(default_factory=Noted)
 
     def look(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
         """The most pressing suspicion, or None. `now` is a monotonic time; call it about ten times a second."""
@@ -70,8 +72,14 @@ class Trigger:
         ):
             if found is not None:
                 return found
-        wrong = self._numbers.look(rows, now)
-        return Suspicion("numbers", wrong) if wrong else None
+        if wrong := self._numbers.look(rows, now):
+            return Suspicion("numbers", wrong)
+        noted = self._noted.look(rows, now)
+        return Suspicion("notes", noted) if noted else None
+
+    def last(self, rows: Mapping[int, Row]) -> str:
+        """All ranks have ended well: the one look that is left, "numbers" or "notes"."""
+        return "numbers" if self._numbers.last(rows) else "notes"
 
     def _dying(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
         """An exception is on its way out: it explains whatever else there is; after 5 s it does not any more."""

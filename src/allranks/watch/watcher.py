@@ -16,7 +16,7 @@ from typing import Any
 from allranks.core.job import Job, NodeInfo, RankExit
 from allranks.watch import bundle, gather, proc
 from allranks.watch.case import Case, is_dying
-from allranks.watch.decide import decide
+from allranks.watch.decide import decide, decide_all
 from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
 from allranks.watch.polling import Poll
 from allranks.watch.rows import Row
@@ -28,6 +28,8 @@ from allranks.watch.verdict import Place, Verdict
 
 ANSWER_S = 0.9
 """How long the hub waits for the other nodes' evidence."""
+QUIET_KINDS = ("numbers", "notes")
+"""What is looked at without touching a rank: the job goes on, and nothing stands still."""
 QUIET_S = 600.0
 """The same verdict on the same ranks is not said twice within."""
 
@@ -54,6 +56,7 @@ class Watcher:
         self._said: dict[tuple[object, ...], float] = {}
         self._standing: Standing | None = None
         self._lost: set[int] = set()
+        self._told_silent: set[str] = set()
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
         self._samples: list[Place] = []
         self._is_over = False
@@ -110,16 +113,27 @@ class Watcher:
         self._write(said, evidence)
         return said
 
+    def last_look(self) -> Sequence[Said] | None:
+        """All ranks have ended well: what their records say before they go; None: other nodes are asked, a tick will tell."""
+        job = self._job
+        if job is None or not job.is_hub or self._is_over:
+            return ()
+        rows = self._rows_at_end()
+        found = Suspicion(self._trigger.last(rows), tuple(sorted(rows)))
+        return self._investigate(found, rows, time.monotonic()) or (None if self._asked else ())
+
     def capture(self, request: dict[str, Any]) -> dict[str, Any]:
         """Evidence of this node's ranks."""
         job = self._job
         if job is None:
             return {}
+        if "notes" in request:
+            found = gather.take_quietly(self._poll.ranks(), job.record_dir)
+            return {"ranks": [to_json(r) for r in found], "node": to_json(self._own_node())}
         if "sample" in request:
             return {"places": [to_json(p) for p in self._sample(int(request["sample"]))]}
         ranks = self._take(
             with_sockets=bool(request.get("sockets")),
-            with_sums=bool(request.get("sums")),
             sample_s=float(request.get("sample_s", gather.SAMPLE_S)),
         )
         return {"ranks": [to_json(r) for r in ranks], "node": to_json(self._own_node())}
@@ -153,15 +167,21 @@ class Watcher:
                 rows |= {r.rank: r for r in map(Row.from_json, info.row.get("ranks", ()))}
         return rows
 
+    def _rows_at_end(self) -> dict[int, Row]:
+        """The last rows: read once more, whatever was read a moment ago."""
+        self._poll.forget_times()
+        self._poll.rows()
+        return self._rows()
+
     def _investigate(self, found: Suspicion, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         """Take evidence here, or ask every node for it."""
         assert self._job is not None
         if len(self._nodes) > 1:
             self._bundles.clear()
             self._asked = (found, now)
-            self._talk.ask({"sockets": True, "sums": found.kind == "numbers"}, None)
+            self._talk.ask({"notes": True} if found.kind in QUIET_KINDS else {"sockets": True}, None)
             return ()
-        sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch", "numbers") else gather.SAMPLE_S
+        sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch") else gather.SAMPLE_S
         evidence = self._evidence(found.kind, rows, fresh=True, sample_s=sample_s)
         return self._conclude(evidence)
 
@@ -225,6 +245,8 @@ class Watcher:
 
     def _conclude(self, evidence: Evidence) -> Sequence[Said]:
         assert self._job is not None
+        if evidence.trigger in QUIET_KINDS:
+            return self._say_silent(evidence)
         verdict = decide(evidence)
         now = time.monotonic()
         case = Case(evidence)
@@ -238,15 +260,26 @@ class Watcher:
         # and the job ended only after a second look at which nothing has moved.
         all_live = not self._exits and evidence.trigger not in ("dying", "lost")
         said = Said(verdict, "report" if all_live else action)
-        if evidence.trigger == "numbers":
-            pass  # the job goes on; nothing stands still
-        elif said.action == "report":
+        if said.action == "report":
             watched = tuple(self._rows()) if action != "report" else verdict.ranks
             self._standing = Standing(verdict, watched, self._where_they_are(watched), now, ends_as=action)
         else:
             self._is_over = True
         self._write(said, evidence)
         return (said,)
+
+    def _say_silent(self, evidence: Evidence) -> Sequence[Said]:
+        """What is wrong while the job goes on: each thing once for the whole job."""
+        first = decide(evidence) if evidence.trigger == "numbers" else None
+        found = [*((first,) if first is not None else ()), *decide_all(evidence)]
+        self._bundles.clear()
+        out = []
+        for verdict in found:
+            if verdict.code not in self._told_silent:
+                self._told_silent.add(verdict.code)
+                out.append(Said(verdict))
+                self._write(out[-1], evidence)
+        return out
 
     def _is_told(self, verdict: Verdict) -> bool:
         """Whether a hang of these ranks has been reported and goes on: another name for it is no news."""
@@ -289,12 +322,12 @@ class Watcher:
             ranks |= {r.rank: r for r in (from_json(Rank, v) for v in answer.get("ranks", ()))}
             if answer.get("node"):
                 others[number] = from_json(Node, answer["node"])
-        if fresh:
-            with_sockets = len(self._nodes) > 1
-            with_sums = trigger == "numbers"
-            taken = self._take(with_sockets=with_sockets, sample_s=sample_s, with_sums=with_sums)
+        if trigger in QUIET_KINDS:
+            ranks |= {r.rank: r for r in gather.take_quietly(self._poll.ranks(), job.record_dir)}
+        elif fresh:
+            taken = self._take(with_sockets=len(self._nodes) > 1, sample_s=sample_s)
             ranks |= {r.rank: r for r in taken}
-        for number, ended in self._exits.items():
+        for number, ended in self._exits.items() if trigger not in QUIET_KINDS else ():
             ranks[number] = bundle.rank_of_exit(
                 ended, job.record_dir, is_local=ended.node_rank == job.node_rank
             )
@@ -303,7 +336,7 @@ class Watcher:
             job, list(ranks.values()), nodes, trigger, age_s=time.monotonic() - self._began
         )
 
-    def _take(self, *, with_sockets: bool, sample_s: float, with_sums: bool = False) -> tuple[Rank, ...]:
+    def _take(self, *, with_sockets: bool, sample_s: float) -> tuple[Rank, ...]:
         """This node's live ranks."""
         job = self._job
         assert job is not None
@@ -313,7 +346,6 @@ class Watcher:
             job.record_dir,
             with_sockets=with_sockets,
             with_models=True,
-            with_sums=with_sums,
             sample_s=sample_s,
         )
         logs = {p.rank: p.log for p in job.ranks}

@@ -109,3 +109,6 @@ CAUSES: tuple[Cause, ...] = (
     # the network, slow, and what is left
     path_broken, straggler, not_finite, drift, lost_peers,
 )  # fmt: skip
+
+SILENT: tuple[Cause, ...] = ()
+"""Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

@@ -104,6 +104,17 @@ def loader_iterators(module: ModuleType) -> list[type]:
     return [base] if isinstance(base, type) and "__next__" in vars(base) else []
 
 
+def takes_indices(iterator_class: type) -> bool:
+    """Whether an iterator asks its sampler for indices where it did."""
+    return callable(vars(iterator_class).get("_next_index"))
+
+
+def iterable_fetcher(module: ModuleType) -> type | None:
+    """The class that reads a batch from an iterable data set."""
+    fetcher = getattr(module, "_IterableDatasetFetcher", None)
+    return fetcher if isinstance(fetcher, type) and "fetch" in vars(fetcher) else None
+
+
 def loader_workers(iterator: Any) -> list[int]:
     """The pids of an iterator's loader workers."""
     pids = [getattr(worker, "pid", None) for worker in getattr(iterator, "_workers", ())]
@@ -210,6 +221,19 @@ def last_gradient(ddp: Any) -> str:
         return ""
     newest = max(range(len(ready_ns)), key=ready_ns.__getitem__)
     return names[newest] if ready_ns[newest] > 0 else ""
+
+
+def ready_after_ns(ddp: Any) -> int:
+    """Nanoseconds from the end of `ddp`'s forward to its last gradient, of the last backward; 0 if this torch cannot say."""
+    try:
+        return max(ddp.reducer.get_backward_stats(), default=0)
+    except (AttributeError, RuntimeError, TypeError):
+        return 0
+
+
+def buffers_exchange(ddp_class: type) -> str | None:
+    """The method of DDP that makes buffers equal before a forward."""
+    return "_sync_buffers" if callable(getattr(ddp_class, "_sync_buffers", None)) else None
 
 
 def flight_entries() -> Iterator[tuple[str, str]]:

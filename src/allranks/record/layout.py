@@ -1,6 +1,6 @@
 """Where does each thing lie in a record page?
 
-A page is one mapped file of 24 KiB, `$ALLRANKS_RECORD_DIR/<pid>.page`: 3072 words of 8 bytes, native byte
+A page is one mapped file of 32 KiB, `$ALLRANKS_RECORD_DIR/<pid>.page`: 4096 words of 8 bytes, native byte
 order, signed. One process writes it and any may read it; only ASK is written by readers. What keeps a
 reader from half-written things: one fact is one word, and a word is stored at once; a phase and its line
 share a word; a slot of the ring of collectives carries its number first and last, a string its number
@@ -10,8 +10,8 @@ This module is imported at the start of every Python process of a job: no import
 """
 
 MAGIC = 0x314B4E41524C4C41  # b"ALLRANK1", little-endian
-VERSION = 1
-WORDS = 3072
+VERSION = 2
+WORDS = 4096
 PAGE_BYTES = WORDS * 8
 SUFFIX = ".page"
 STACK_SUFFIX, ENTRIES_SUFFIX, MODELS_SUFFIX = ".stack", ".fr.json", ".models.jsonl"
@@ -32,7 +32,7 @@ def stack_signal() -> int:
 
 # Phases. PYTHON is the user's code between the calls that are marked.
 START, IMPORT, INIT, BUILD, PYTHON, DATA, FORWARD, BACKWARD = range(8)
-OPTIMIZER, COLLECTIVE, CHECKPOINT, EVALUATE, EXIT = range(8, 13)
+OPTIMIZER, COLLECTIVE, CHECKPOINT, EVALUATE, EXIT, COPY, LOG = range(8, 15)
 NUM_PHASES = 16  # room for more
 
 # Roles.
@@ -86,5 +86,15 @@ CHECKS, NUM_CHECKS, CHECK_WORDS = 1192, 16, 4
 C_STEP, C_SEQ, C_HASH, C_TAIL = range(4)
 
 # Strings written once and named by number: number, length, bytes, padded to a word.
-STRINGS, STRINGS_END = 1256, WORDS
+STRINGS, STRINGS_END = 1256, 3072
 MAX_STRING_BYTES = 240
+
+# Times brought here by the tick thread, of one moment: that moment first and last. T_LOSS is in millionths.
+TIMES, TIMES_WORDS = 3072, 28
+T_HEAD, T_STEP, T_BUFFERS_NS, T_EXCHANGED_NS, T_EXCHANGED_STEPS, T_HAS_LOSS, T_LOSS = range(7)
+T_PHASES, T_TAIL = 8, 27  # T_PHASES: NUM_PHASES words, the phase that goes on counted until that moment
+
+# The moments of timed steps, a ring: number of the step first and last, as in the ring of collectives.
+TIMED, NUM_TIMED, TIMED_WORDS = 3104, 64, 14
+M_STEP, M_START, M_DATA_FROM, M_DATA_TO, M_FORWARD_FROM, M_FORWARD_TO, M_BUFFERS_FROM, M_BUFFERS_TO = range(8)
+M_BACKWARD_FROM, M_READY, M_BACKWARD_TO, M_OPTIMIZER_FROM, M_END, M_TAIL = range(8, 14)

@@ -40,6 +40,7 @@ def look(args: tuple[Any, ...], line: int) -> None:
 
 def _judge(value: Any, step: int, line: int) -> None:
     global mask, _looked, _before
+    _writer.loss = value
     if step != _looked:
         _before, _looked = _looked, step
     if value - value == 0 or mask == NEVER:

@@ -23,6 +23,8 @@ from allranks.record.values import (
     Phase,
     Record,
     Role,
+    TimedStep,
+    Times,
 )
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "Phase",
     "Record",
     "Role",
+    "TimedStep",
+    "Times",
     "ask",
     "parse",
     "read_page",
@@ -271,6 +275,8 @@ class _Parser:
             destroyed_ns=w[at.W_DESTROYED_NS],
             not_finite=self.not_finite(),
             checks=self.checks(),
+            times=self.times(),
+            timed=self.timed(),
         )
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -339,6 +345,28 @@ class _Parser:
             if step > 0 and step == tail:
                 found.append(Check(step, seq, digest))
         return tuple(sorted(found, key=lambda check: check.step))
+
+    def times(self) -> Times | None:
+        w = self.words[at.TIMES : at.TIMES + at.TIMES_WORDS]
+        if not w[at.T_HEAD] or w[at.T_HEAD] != w[at.T_TAIL]:
+            return None
+        return Times(
+            at_ns=w[at.T_HEAD],
+            step=w[at.T_STEP],
+            phase_ns={p: w[at.T_PHASES + p] for p in Phase},
+            buffers_ns=w[at.T_BUFFERS_NS],
+            exchanged_ns=w[at.T_EXCHANGED_NS],
+            exchanged_steps=w[at.T_EXCHANGED_STEPS],
+            loss=w[at.T_LOSS] / 1e6 if w[at.T_HAS_LOSS] else None,
+        )
+
+    def timed(self) -> tuple[TimedStep, ...]:
+        found = []
+        for base in range(at.TIMED, at.TIMED + at.NUM_TIMED * at.TIMED_WORDS, at.TIMED_WORDS):
+            step, *moments, tail = self.words[base : base + at.TIMED_WORDS]
+            if step > 0 and step == tail:
+                found.append(TimedStep(step, *moments))
+        return tuple(sorted(found, key=lambda timed: timed.step))
 
     def last_words(self, base: int) -> LastWords | None:
         if not self.words[base]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, process, states
+from allranks.record import compat, draws, passes, process, states
 from allranks.record import layout as at
 
 _writer, _lines = process.WRITER, process.LINES
@@ -46,6 +46,8 @@ def mark_loaders(module: Any) -> None:
     iterators = compat.loader_iterators(module)
     for iterator in iterators:
         iterator.__next__ = _marked_next(iterator.__next__)  # type: ignore[attr-defined]
+        if compat.takes_indices(iterator):
+            passes.mark_indices(iterator)
     if not iterators:
         compat.step_aside("a DataLoader's batches")
 
@@ -67,6 +69,7 @@ def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return iterator
         one.pids = compat.loader_workers(iterator)
         _show(one)
+        passes.begin(self, iterator, _writer.name_of(line >> 8))
         return iterator
 
     return marked
@@ -91,6 +94,7 @@ def _show(one: Pass) -> None:
 
 def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
     drawn_word, ended_word, writer = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS, _writer
+    times = writer.times
 
     @functools.wraps(draw)
     def marked(self: Any) -> Any:
@@ -103,14 +107,21 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if one is not _current:
             _show(one)
         before = writer.mark(one.key)
+        begin = writer.words[at.W_SINCE_NS]
         try:
             batch = draw(self)
         except StopIteration:
             one.ended_ns = writer.words[ended_word] = monotonic_ns()
+            if (followed := self.__dict__.get("_allranks_followed")) is not None:
+                passes.ended(self, followed)
             raise
         finally:
             writer.mark(before)
-        writer.words[drawn_word] = one.drawn = one.drawn + 1
+        words = writer.words
+        words[drawn_word] = one.drawn = one.drawn + 1
+        times[at.M_DATA_FROM], times[at.M_DATA_TO] = begin, words[at.W_SINCE_NS]
+        if (followed := self.__dict__.get("_allranks_followed")) is not None:
+            passes.drawn(self, followed)
         return batch
 
     return marked
@@ -148,19 +159,21 @@ def mark_fetching(module: Any) -> None:
     def marked(self: Any, indices: Any) -> Any:
         words = _writer.words
         if words[at.W_ROLE] != at.LOADER_WORKER:
-            return fetch(self, indices)
+            return draws.watched(fetch, self, indices)
         _begin_fetch(words, indices if compat.reads_lists(self) else [indices])
         _writer.mark(at.DATA)
         if compat.reads_lists(self) and not compat.has_batched_read(self) and type(indices) is list:
             indices = _Watched(indices)
         try:
-            return fetch(self, indices)
+            return draws.watched(fetch, self, indices)
         finally:
             _writer.mark(at.PYTHON)
             _writer.flush()
             words[at.SAMPLE_COUNT], words[at.SAMPLE_INDEX] = 0, -1
 
     fetcher.fetch = marked  # type: ignore[attr-defined]
+    if (iterable := compat.iterable_fetcher(module)) is not None:
+        iterable.fetch = draws.watching(iterable.fetch)  # type: ignore[attr-defined]
 
 
 def _begin_fetch(words: memoryview, indices: Any) -> None:

@@ -32,7 +32,7 @@ replicas: dict[int, Replica] = {}
 class Replica:
     """A DistributedDataParallel whose gradients are checked after its backward."""
 
-    __slots__ = ("alarms", "check", "check_at_step", "ddp", "has_unused")
+    __slots__ = ("alarms", "check", "check_at_step", "ddp", "has_unused", "ready_ns")
 
     def __init__(self, ddp: Any) -> None:
         key = id(ddp)
@@ -41,6 +41,7 @@ class Replica:
         self.check_at_step = 0 if self.check is not None else NEVER
         self.alarms = 0
         self.has_unused = False
+        self.ready_ns = 0  # of the backward that was timed last: from the end of forward to the last gradient
         replicas[key] = self
 
 
@@ -49,11 +50,10 @@ pending: Replica | None = None  # the one whose forward was last, until its back
 
 
 def expect_gradients(replica: Replica, ddp: Any) -> None:
-    """After the next backward, look whether all gradients of `ddp` have come."""
+    """After the next backward, look whether and when all gradients of `ddp` have come."""
     global pending
     if ddp.require_backward_grad_sync:  # else DDP collects them, and the last micro-step counts
         pending = replica
-        replica.check_at_step = _writer.step + (16 if is_quick else 1)
 
 
 is_quick = False

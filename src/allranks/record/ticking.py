@@ -33,12 +33,13 @@ def start() -> None:
 
 
 def stop(thread: threading.Thread | None = None) -> None:
-    """End the thread."""
+    """End the thread; the last times are kept."""
     global _stop
     if _stop is not None:
         _stop.set()
         _stop = None
     if thread is not None:
+        process.WRITER.flush()
         thread.join(0.5)  # a daemon that runs on while the interpreter is taken apart may crash it
 
 

@@ -29,6 +29,8 @@ class Phase(IntEnum):
     CHECKPOINT = at.CHECKPOINT
     EVALUATE = at.EVALUATE
     EXIT = at.EXIT
+    COPY = at.COPY
+    LOG = at.LOG
 
 
 class Role(IntEnum):
@@ -144,6 +146,38 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Where the time went until one moment, at most 0.1 s ago."""
+
+    at_ns: int
+    step: int
+    phase_ns: dict[Phase, int]  # cumulative, the phase that goes on included
+    buffers_ns: int  # of FORWARD: DDP's exchange of buffers
+    exchanged_ns: int  # of BACKWARD, in timed steps: from the last gradient on
+    exchanged_steps: int  # how many timed steps those are
+    loss: float | None  # the last that was looked at
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """The moments of one step; 0 = it has no such moment. Of several micro-steps the last."""
+
+    step: int
+    start_ns: int  # the step before ended
+    data_from_ns: int
+    data_to_ns: int
+    forward_from_ns: int
+    forward_to_ns: int
+    buffers_from_ns: int
+    buffers_to_ns: int
+    backward_from_ns: int
+    ready_ns: int  # the last gradient was there
+    backward_to_ns: int
+    optimizer_from_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Glance:
     """What a poll needs, at a few microseconds; the same names as in Record."""
 
@@ -224,6 +258,8 @@ class Record:
     destroyed_ns: int  # when destroy_process_group returned, 0 = not
     not_finite: NotFinite | None
     checks: tuple[Check, ...]  # the last 16 at most, oldest first
+    times: Times | None
+    timed: tuple[TimedStep, ...]  # the last 64 timed steps at most, oldest first
 
     @property
     def median_step_ns(self) -> int:

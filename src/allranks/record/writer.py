@@ -22,31 +22,50 @@ TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+TIMED_EVERY_NS = 100_000_000
+"""So often is a step timed: asking torch when the last gradient came takes 30 us where its code is not in the cache."""
+MAX_STRIDE = 64
+
 
 class Writer:
     """The record of this process: in memory, or in a page once it is told where by `open`."""
 
     __slots__ = (
+        "_before_evaluation",
         "_generation",
         "_next_string",
         "_numbers",
         "_slots",
+        "_timed",
+        "_timed_ns",
+        "_timed_step",
         "buffer",
+        "buffers_ns",
+        "exchanged_ns",
+        "exchanged_steps",
         "is_library_stepped",
         "issued",
+        "loss",
         "mark",
+        "moved_ns",
+        "next_timed",
         "on_strings_full",
         "owner",
         "path",
         "spent_ns",
         "stack",
         "step",
+        "times",
         "words",
     )
 
     def __init__(self) -> None:
         self.on_strings_full: list[Callable[[], None]] = []
         self.spent_ns = [0] * at.NUM_PHASES
+        # What belongs to another phase than the mark's: all that an evaluation does.
+        self.moved_ns = [0] * at.NUM_PHASES
+        # The moments of the step that goes on; what a step does not have is of an older one.
+        self.times = [0] * at.TIMED_WORDS
         self.stack: list[int] = []
         self._numbers: dict[str, int] = {}
         self._start(bytearray(at.PAGE_BYTES), None)
@@ -87,6 +106,13 @@ class Writer:
         self.spent_ns[:] = [0] * at.NUM_PHASES
         self.stack.clear()
         self.step = self.issued = 0
+        self.times[:] = [0] * at.TIMED_WORDS
+        self.moved_ns[:] = [0] * at.NUM_PHASES
+        self._before_evaluation: list[int] | None = None
+        self.buffers_ns = self.exchanged_ns = self.exchanged_steps = 0
+        self.loss: float | None = None
+        self.next_timed = 1
+        self._timed = self._timed_step = self._timed_ns = 0
         # mark(phase | line << 8): the process now does that; gives what it did before, to be given back later.
         # Only the owner may call it. A closure, since the state of an object costs half as much again.
         self.mark = _make_mark(self.words, self.spent_ns)
@@ -119,15 +145,39 @@ class Writer:
         """The process now does `phase`, until `leave`; `line` is a number from `string`."""
         if get_ident() == self.owner:
             self.stack.append(self.mark(phase | line << 8))
+            if phase == at.EVALUATE and self._before_evaluation is None:
+                self._before_evaluation = self._spent()
 
     def leave(self) -> None:
         """The phase that `phase` began is over: back to the one before."""
         if get_ident() == self.owner and self.stack:
-            self.mark(self.stack.pop())
+            before = self.mark(self.stack.pop())
+            if before & 0xFF == at.EVALUATE and self._before_evaluation is not None:
+                spent, self._before_evaluation = _within(self._spent(), self._before_evaluation), None
+                self.moved_ns[:] = [to - ours for to, ours in zip(spent, self.spent_ns, strict=True)]
+
+    def _spent(self) -> list[int]:
+        return [spent + moved for spent, moved in zip(self.spent_ns, self.moved_ns, strict=True)]
 
     def flush(self) -> None:
         """Put the cumulative times into the page: done ten times a second, not at every mark."""
-        self.words[at.CUM_NS : at.CUM_NS + at.NUM_PHASES] = memoryview(array("q", self.spent_ns))
+        w = self.words
+        since, phase, now = w[at.W_SINCE_NS], w[at.W_PHASE] & 0xFF, monotonic_ns()
+        spent, before = self._spent(), self._before_evaluation
+        w[at.CUM_NS : at.CUM_NS + at.NUM_PHASES] = memoryview(array("q", self.spent_ns))
+        spent[phase] += max(0, now - since)
+        if before is not None:
+            spent = _within(spent, before)
+        loss = self.loss
+        has_loss = loss is not None and -1e12 < loss < 1e12
+        times = array(
+            "q", (now, self.step, self.buffers_ns, self.exchanged_ns, self.exchanged_steps, has_loss)
+        )
+        times.append(int(loss * 1e6) if has_loss and loss is not None else 0)
+        times.append(0)
+        times.extend(spent)
+        times.extend((0, 0, 0, now))
+        w[at.TIMES : at.TIMES + at.TIMES_WORDS] = memoryview(times)
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -148,12 +198,39 @@ class Writer:
         """One more optimizer step has ended; gives their number."""
         w = self.words
         self.step = step = self.step + 1
-        w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = monotonic_ns()
+        w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = now = monotonic_ns()
+        if step >= self.next_timed:
+            self._keep_times(step, now)
         w[at.W_MICRO_STEP] = 0
         if self.issued != w[at.W_STEP_ISSUED]:
             w[at.W_STEP_ISSUED] = self.issued
         w[at.W_STEP] = step
         return step
+
+    def _keep_times(self, step: int, now: int) -> None:
+        """The moments of this step go into the page; about ten steps a second are timed, the same ones on all ranks.
+
+        Powers of two: where ranks do not agree how quick their steps are, every step that one times less often is among the other's.
+        """
+        w, times = self.words, self.times
+        before = w[at.STEP_ENDS + (step - 1) % at.NUM_STEP_ENDS] if step > 1 else 0
+        since = before or w[at.W_START_NS]
+        times = [t if t >= since else 0 for t in times]
+        times[at.M_START] = before or min((t for t in times if t), default=now)
+        times[at.M_END] = now
+        times[at.M_STEP] = times[at.M_TAIL] = step
+        base = at.TIMED + self._timed % at.NUM_TIMED * at.TIMED_WORDS
+        w[base + at.M_STEP] = w[base + at.M_TAIL] = 0
+        w[base : base + at.TIMED_WORDS] = memoryview(array("q", times))
+        self._timed += 1
+        length = (
+            (now - self._timed_ns) // max(1, step - self._timed_step) if self._timed_step else TIMED_EVERY_NS
+        )
+        self._timed_step, self._timed_ns = step, now
+        stride = 1
+        while stride < MAX_STRIDE and stride * length < TIMED_EVERY_NS:
+            stride *= 2
+        self.next_timed = (step // stride + 1) * stride
 
     # -- collectives ----------------------------------------------------------------------------------------
 
@@ -266,6 +343,13 @@ class Writer:
         if w[at.W_EXIT_KIND] in (at.NOT_ENDED, at.ENDED):
             w[at.W_EXIT_CODE], w[at.W_EXIT_LINE], w[at.W_EXIT_NS] = code, line, monotonic_ns()
             w[at.W_EXIT_KIND] = kind
+
+
+def _within(spent: list[int], before: list[int]) -> list[int]:
+    """Times as if all since `before` had been evaluation."""
+    found = list(before)
+    found[at.EVALUATE] += sum(spent) - sum(before)
+    return found
 
 
 def _make_mark(words: memoryview, spent_ns: list[int]) -> Callable[[int], int]:

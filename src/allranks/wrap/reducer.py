@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,6 +74,15 @@ def average_through(replica: DistributedDataParallel, memory: MemorySum) -> None
     # Without annotations: torch compares them with its own types, and refuses strings.
     def hook(state, bucket):
         return memory.add(bucket.buffer(), bucket.is_last())
+
+    replica.register_comm_hook(None, hook)
+
+
+def hook_into(replica: DistributedDataParallel, take: Callable[[Any], Any]) -> None:
+    """Give every bucket of a synchronised backward to `take`, which returns a future of its mean. Collective."""
+
+    def hook(state, bucket):  # without annotations, as above
+        return take(bucket)
 
     replica.register_comm_hook(None, hook)
 

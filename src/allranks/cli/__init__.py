@@ -13,6 +13,11 @@ COMMANDS = (
     ("run", "allranks.cli.run", "Start a script on every rank, watch it, tell one story when it ends."),
     ("parity", "allranks.cli.parity", "Compare a script on 1 rank and on several, update by update."),
     ("watch", "allranks.cli.watch", "Say what a running job does, and why it stands still if it does."),
+    (
+        "report",
+        "allranks.cli.report",
+        "Say after a run where its time went, what went wrong, what to change.",
+    ),
     ("explain", "allranks.cli.explain", "Show the page of one cause, such as AR204."),
     ("version", "allranks.cli.version", "Show the versions that belong in a report."),
 )

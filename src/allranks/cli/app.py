@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import typer
+from typer.core import TyperCommand
 
 from allranks.cli import COMMANDS
 
@@ -21,10 +22,12 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     for name, module, help in COMMANDS:
         function: Callable[..., None] = _not_loaded
         settings: dict[str, bool] | None = None
+        cls: type[TyperCommand] | None = None
         if arguments and arguments[0] == name:
             loaded = importlib.import_module(module)
             function, settings = loaded.command, getattr(loaded, "CONTEXT_SETTINGS", None)
-        app.command(name, help=help, context_settings=settings)(function)
+            cls = getattr(loaded, "Command", None)
+        app.command(name, cls=cls, help=help, context_settings=settings)(function)
 
     @app.callback()
     def about() -> None:

@@ -1,0 +1,119 @@
+"""How are the conclusions said? Sentences and numbers that the terminal, the page and JSON share."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from allranks.perf.breakdown import PARTS
+from allranks.report.facts import Facts
+from allranks.report.making import Report, Times
+from allranks.report.moments import seconds_short
+from allranks.watch.verdict import seconds
+
+STATES = {
+    "running": "goes on",
+    "ended": "ended well",
+    "failed": "failed",
+    "killed": "was killed",
+    "unknown": "end not recorded",
+}
+
+
+def state_text(facts: Facts) -> str:
+    """'ended well', 'failed with exit code 137 (SIGKILL)'."""
+    text = STATES[facts.state]
+    if facts.state == "failed" and facts.exit_code is not None:
+        from allranks.report.facts import exit_text
+
+        text += f" with {exit_text(facts.exit_code)}"
+    return text
+
+
+def ending_text(facts: Facts) -> str:
+    """The state, when and why."""
+    text = state_text(facts)
+    if facts.wall_s is not None:
+        verb = "so far" if facts.state == "running" else "in all"
+        text += f", {length(facts.wall_s)} {verb}"
+    if len(facts.attempts) > 1:
+        text += f", {len(facts.attempts)} attempts"
+    return text + (f": {facts.why}" if facts.why and not facts.why.startswith("exit code") else "")
+
+
+def about_text(facts: Facts) -> str:
+    """'2 ranks on vm, torch 2.13.0'."""
+    out = []
+    if facts.world_size:
+        out.append(f"{facts.world_size} rank{'s' * (facts.world_size > 1)}")
+    hosts = sorted(set(facts.hosts.values()))
+    if hosts:
+        out.append("on " + (hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts ({', '.join(hosts[:4])})"))
+    versions = facts.about.get("versions")
+    if isinstance(versions, dict):
+        out.append(", ".join(f"{name} {value}" for name, value in versions.items()))
+    return " ".join(out[:2]) + (" \u00b7 " if out[:2] and out[2:] else "") + " ".join(out[2:])
+
+
+def when_text(unix_time: float | None) -> str:
+    """Local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_time)) if unix_time else "-"
+
+
+def length(value: float) -> str:
+    """A span of time, coarse."""
+    return seconds(value)
+
+
+def steps_done(times: Times) -> int:
+    """Optimizer steps that every rank has ended."""
+    return min((r.samples[-1].step for r in times.history.ranks if r.samples), default=0)
+
+
+def mean_speed(times: Times) -> float | None:
+    """Steps a second over all that is known, the first step left out."""
+    rows = [r for r in times.parts.ranks if r.steps and r.until > r.since]
+    return min((r.steps / (r.until - r.since) for r in rows), default=None)
+
+
+def largest_text(times: Times) -> str:
+    """'backward compute 54 %, forward 21 %, data wait 9 %'."""
+    return ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in times.parts.largest(3))
+
+
+def step_text(times: Times) -> str:
+    """The median step."""
+    return seconds_short(times.parts.median_step_s)
+
+
+def value_text(value: float) -> str:
+    """A logged number."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def size_text(size: int | None) -> str:
+    """'1.2 MB'."""
+    if size is None:
+        return "-"
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def metric_rows(report: Report) -> list[tuple[str, str, str, str]]:
+    """(name, last, best, direction) of each logged value."""
+    rows = []
+    for series in report.facts.logged.series.values():
+        best = series.best()
+        last = f"{value_text(series.last.value)} at step {series.last.step:,}"
+        told = f"{value_text(best.value)} at step {best.step:,} ({series.direction})" if best else "-"
+        bad = series.first_not_finite
+        rows.append((series.name, last, told, f"first not finite at step {bad.step:,}" if bad else ""))
+    return rows

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import calls, compat, process, states, ticking
+from allranks.record import calls, compat, notes, process, states, ticking
 from allranks.record import layout as at
 
 _writer, _lines = process.WRITER, process.LINES
@@ -27,6 +29,7 @@ def _marked_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
     @functools.wraps(init)
     def marked(*args: Any, **kwargs: Any) -> None:
         _become_rank(args, kwargs)
+        _note_meeting(args, kwargs, module)
         before = _writer.mark(at.INIT | _lines.here())
         ticking.start()
         try:
@@ -40,6 +43,31 @@ def _marked_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
         has_joined(module)
 
     return marked
+
+
+def _note_meeting(args: tuple[Any, ...], kwargs: dict[str, Any], module: Any) -> None:
+    """Where this rank will meet the others, how long it waits for them, and with which torch; never raises."""
+    try:
+        method = args[1] if len(args) > 1 else kwargs.get("init_method")
+        timeout = args[2] if len(args) > 2 else kwargs.get("timeout")
+        backend = str((args[0] if args else kwargs.get("backend")) or "")
+        address = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+        notes.note(
+            "meets",
+            at=address if method in (None, "env://") else str(method),
+            by_environment=method in (None, "env://") and kwargs.get("store") is None,
+            timeout_s=_timeout_s(module, timeout, backend),
+            torch=getattr(sys.modules.get("torch"), "__version__", "?"),
+        )
+    except Exception:  # noqa: BLE001 - arguments that torch itself will refuse
+        return
+
+
+def _timeout_s(module: Any, given: Any, backend: str) -> float | None:
+    """How long a collective waits for others; torch's own value if none is given."""
+    name = "default_pg_nccl_timeout" if "nccl" in backend else "default_pg_timeout"
+    found = given if given is not None else getattr(module, name, None)
+    return found.total_seconds() if found is not None else None
 
 
 def has_joined(module: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from allranks.record import compat, probe_collectives, probe_loaders, probe_training, process
+from allranks.record import compat, files, probe_collectives, probe_loaders, probe_training, process
 from allranks.record import layout as at
 
 
@@ -19,7 +19,7 @@ def _torch_is_here(module: ModuleType) -> None:
 MARKS = {
     "torch": _torch_is_here,
     "torch.autograd": probe_training.mark_backward,
-    "torch.serialization": probe_training.mark_files,
+    "torch.serialization": files.mark_files,
     "torch.optim.optimizer": probe_training.mark_optimizers,
     "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
     "torch.nn.parallel.distributed": probe_training.mark_replicas,

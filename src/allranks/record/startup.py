@@ -38,6 +38,7 @@ def wait_for_torch() -> AfterImport:
     hook = AfterImport()
     hook.before["torch"] = before_torch
     hook.after["multiprocessing.process"] = farewell.watch_children
+    hook.after["signal"] = _mark_signals
     for name in _MARKED:
         hook.after[name] = _mark_module
     hook.install()
@@ -77,6 +78,14 @@ def _mark_module(module) -> None:
     from allranks.record import probe
 
     probe.mark_module(module)
+
+
+def _mark_signals(module) -> None:
+    if process.WRITER.words[at.W_ROLE] != at.RANK_ROLE:
+        return  # tools and workers may have signals to themselves
+    from allranks.record import signals
+
+    signals.mark_signals(module)
 
 
 def number_of_rank() -> int:

@@ -171,13 +171,17 @@ class Stepper:
 
     def _close_weights(self, slot: OptimizerSlot) -> _Total:
         """Start to add the window's weights up over the ranks. Collective."""
-        total = _Total(slot.window_weight, self.world_size)
+        total = _Total(slot.window_weight, 1 if self._trains_apart(slot) else self.world_size)
         slot.window_weight = 0.0
         return total
 
+    def _trains_apart(self, slot: OptimizerSlot) -> bool:
+        """Whether ranks make this update each for itself."""
+        return self.world_size > 1 and any(m.local_steps is not None for m in self.models_of(slot))
+
     def _factor(self, slot: OptimizerSlot) -> float:
         if slot.weighted:
-            return float(self.world_size)
+            return 1.0 if self._trains_apart(slot) else float(self.world_size)
         batch = self.micro_batch
         if batch is None:
             return 1.0  # a batch that is not from run.loader: every rank's loss counts the same
@@ -243,13 +247,13 @@ class Stepper:
         update = Update(slot.updates + 1)
         if total is not None:
             update.weight = total.wait()
-            if update.weight == 0:
+            if update.weight == 0 and not self._trains_apart(slot):
                 warn_once(
                     "AR111",
                     "an update in which all weights are 0 on all ranks was skipped: no target counted",
                 )
                 update.skipped = True
-            else:
+            elif update.weight:
                 scale_all(slot.gradients(), 1.0 / update.weight)
         if not update.skipped:
             self._apply(slot, update, clip_norm or slot.clip_norm, clip_value or slot.clip_value)
@@ -259,7 +263,7 @@ class Stepper:
     def _reduce(self, slot: OptimizerSlot, models: list[Model]) -> None:
         pooled: set[str] = set()
         for model in models:
-            if model.replica is None:
+            if model.replica is None or model.local_steps is not None:
                 continue
             if not model.pending:
                 pool_gradients(model.trainable)
@@ -322,7 +326,8 @@ class Stepper:
         for model in models:
             if slot.updates == 1:
                 model.buffers_sync.find_changing()
-            model.buffers_sync.after_update()
+            if model.local_steps is None or model.local_steps.after_update():
+                model.buffers_sync.after_update()
         slot.optimizer.zero_grad(set_to_none=True)
 
 

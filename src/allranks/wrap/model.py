@@ -12,9 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from allranks.wrap.agreement import require_same_model
 from allranks.wrap.batchnorm import convert_batchnorm
 from allranks.wrap.buffers import BufferSync
-from allranks.wrap.memory import share_memory
+from allranks.wrap.exchange import Exchange, connect
+from allranks.wrap.local import LocalSteps
 from allranks.wrap.precision import Precision
 from allranks.wrap.reducer import replicate, unreduced
+from allranks.wrap.settings import CompressSettings, LocalSettings
 
 
 class Window:
@@ -50,6 +52,8 @@ class Model(nn.Module):
         static_graph: bool = False,
         bucket_cap_mb: float | None = None,
         shared_memory: bool | Literal["auto"] = "auto",
+        compress: CompressSettings | None = None,
+        local: LocalSettings | None = None,
     ) -> None:
         super().__init__()
         self.window = window or Window()
@@ -68,6 +72,13 @@ class Model(nn.Module):
             None  # this rank gave zeros in this window: parameters without a gradient of its own
         )
         self._shared_memory = shared_memory
+        self._compress, self._local = compress or CompressSettings(), local or LocalSettings()
+        self._scaler = precision.scaler if precision is not None else None
+        self.exchange: Exchange | None = (
+            None  # where gradients go neither through DDP nor through memory alone
+        )
+        self.local_steps: LocalSteps | None = None  # where ranks train apart between two synchronisations
+        self.on_choice: Any = None  # told what compress="auto" has chosen
         object.__setattr__(self, "_replica", None)  # not a submodule: its names would come twice
         self._wrap()
 
@@ -76,6 +87,8 @@ class Model(nn.Module):
     def _wrap(self) -> None:
         """(Re)build DDP over what is trainable now. Collective."""
         device, name, find_unused, static_graph, bucket_cap_mb = self._settings
+        if self.local_steps is not None:
+            self.local_steps.synchronize()  # DDP gives rank 0's weights to all
         named = list(plain(self.module).named_parameters())
         self._every = [p for _, p in named]
         self._flags = [p.requires_grad for p in self._every]
@@ -90,10 +103,37 @@ class Model(nn.Module):
                 static_graph=static_graph,
                 find_unused_parameters=find_unused,
             )
-            if self._shared_memory is not False:
-                share_memory(replica, device, name, is_required=self._shared_memory is True)
+            self._connect(replica, [(n, p) for n, p in named if p.requires_grad])
             object.__setattr__(self, "_replica", replica)
             replica.train(self.training)
+
+    def _connect(self, replica: DistributedDataParallel, named: list[tuple[str, nn.Parameter]]) -> None:
+        """Decide how gradients, or weights, get from rank to rank. Collective."""
+        before, apart = self.exchange, self.local_steps
+        self.exchange = connect(
+            replica,
+            named,
+            self._settings[0],
+            self.name,
+            shared_memory=self._shared_memory,
+            settings=self._compress,
+            scale_of=self._scaler.get_scale if self._scaler is not None else None,
+        )
+        if self.exchange is not None:
+            if self.exchange.chooser is not None:
+                self.exchange.chooser.on_choice = lambda choice: self.on_choice and self.on_choice(choice)
+            if before is not None:
+                self.exchange.load_state_dict(before.state_dict())
+        if self._local.every > 1:
+            mean = self.exchange.mean if self.exchange is not None else None
+            self.local_steps = LocalSteps(named, self._local, mean)
+            if apart is not None:
+                self.local_steps.load_state_dict(apart.state_dict(), None)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether ranks may hold different weights of it now, on purpose."""
+        return self.local_steps is not None and self.local_steps.is_apart
 
     @property
     def replica(self) -> DistributedDataParallel | None:
@@ -109,12 +149,12 @@ class Model(nn.Module):
                 if [p.requires_grad for p in self._every] != self._flags:
                     self._wrap()  # frozen or unfrozen since: DDP only knows what was trainable when it was built
                     replica = self.replica
-                self.pending = True
+                self.pending = self.local_steps is None
             if not self._is_noted:
                 self._is_noted = True
                 self.buffers_sync.note()
             if replica is not None:
-                replica.require_backward_grad_sync = window.is_last
+                replica.require_backward_grad_sync = window.is_last and self.local_steps is None
                 target = replica
         if self._autocast is None:
             return target(*args, **kwargs)
@@ -124,6 +164,10 @@ class Model(nn.Module):
         """Take part in the synchronised backward of the others with zeros, for a loss this rank does not have. Collective."""
         replica = self.replica
         if replica is None:
+            return
+        if self.local_steps is not None:
+            for p in self.trainable:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             return
         if self.pending:
             views = [p.view_as(p) for p in self.trainable]

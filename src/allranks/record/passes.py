@@ -1,0 +1,296 @@
+"""Which samples does each pass over a loader give this rank? Noted for the first passes, so that ranks can be compared.
+
+    pass begins -> its first batches' indices -> note "pass" (what is read, by which sampler, is it training?)
+    pass ends   -> note "seen" (how many, which: a sketch), and "evaluated" once it is known what followed
+
+Indices are taken where the loader takes them from its sampler, in this process, also if workers read the samples. Later passes cost
+a comparison per batch. No torch here.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from allranks.record import datasets, notes, process
+from allranks.record import layout as at
+
+NOTED_PASSES = 3
+FIRST_BATCHES = 3
+MAX_INDICES = 16_384
+SKETCH = 512
+_writer = process.WRITER
+_loaders: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_bases: dict[
+    str, tuple[Any, frozenset[int], str]
+] = {}  # of training and evaluation: data set, samples chosen, line
+_leaked = False
+_waiting: Followed | None = None
+
+
+class _Known:
+    """A loader that was iterated before."""
+
+    __slots__ = ("facts", "number", "passes")
+
+    def __init__(self, number: int, facts: dict[str, Any]) -> None:
+        self.number, self.passes, self.facts = number, 0, facts
+
+
+class Followed:
+    """One pass whose indices are noted; hangs on its iterator."""
+
+    __slots__ = (
+        "drawn",
+        "first",
+        "forwards",
+        "indices",
+        "is_noted",
+        "known",
+        "line",
+        "loader",
+        "samples",
+        "sizes",
+        "step",
+        "taken",
+    )
+
+    def __init__(self, known: _Known, loader: Any, line: str) -> None:
+        self.known, self.loader, self.line = known, weakref.ref(loader), line
+        self.step, self.forwards = _writer.step, _writer.words[at.W_MICRO_STEP]
+        self.drawn = self.taken = self.samples = 0
+        self.first: list[Any] = []
+        self.sizes: list[int] = []
+        self.indices: list[Any] = []
+        self.is_noted = False
+
+    @property
+    def is_training(self) -> bool:
+        return _writer.step != self.step or _writer.words[at.W_MICRO_STEP] != self.forwards
+
+
+def begin(loader: Any, iterator: Any, line: str) -> None:
+    """A pass begins: prepare to follow it, if it is one of the first of its loader. Never raises."""
+    try:
+        _what_followed()
+        known = _loaders.get(loader)
+        if known is None:
+            known = _loaders[loader] = _Known(len(_loaders) + 1, _facts(loader))
+        known.passes += 1
+        if known.passes <= NOTED_PASSES:
+            iterator._allranks_followed = Followed(known, loader, line)
+            _take_early(iterator)
+    except Exception:  # noqa: BLE001 - the user's loader is of a kind that is not known here
+        return
+
+
+def mark_indices(iterator_class: Any) -> None:
+    """The place where a loader asks its sampler for the next batch (compat names it)."""
+    take: Callable[[Any], Any] = iterator_class._next_index
+
+    def marked(self: Any) -> Any:
+        taken = take(self)
+        try:
+            followed = self._allranks_followed
+        except AttributeError:  # not followed, or still in its constructor: taken early
+            if "_allranks_early" not in self.__dict__ and "_allranks_pass" not in self.__dict__:
+                self._allranks_early = []
+            if (early := self.__dict__.get("_allranks_early")) is not None and len(early) < 256:
+                early.append(taken)
+            return taken
+        if followed is not None:
+            _note_taken(followed, taken)
+        return taken
+
+    iterator_class._next_index = marked
+
+
+def _take_early(iterator: Any) -> None:
+    for taken in iterator.__dict__.pop("_allranks_early", ()):
+        _note_taken(iterator._allranks_followed, taken)
+
+
+def _note_taken(followed: Followed, taken: Any) -> None:
+    try:
+        batch = list(taken) if isinstance(taken, (list, tuple)) else [taken]
+        followed.taken += 1
+        if followed.taken <= FIRST_BATCHES:
+            followed.first += batch[:128]
+            followed.sizes.append(len(batch))
+        followed.samples += len(batch)
+        if len(followed.indices) < MAX_INDICES:
+            followed.indices += batch
+    except Exception:  # noqa: BLE001 - indices of a kind that is not known here
+        return
+
+
+def drawn(iterator: Any, followed: Followed) -> None:
+    """A batch was handed out."""
+    followed.drawn += 1
+    if followed.drawn == FIRST_BATCHES:
+        _note_pass(followed)
+        if followed.known.passes > 1:
+            iterator._allranks_followed = None  # the order was what there was to see
+
+
+def ended(iterator: Any, followed: Followed) -> None:
+    """The pass came to its end."""
+    global _waiting
+    try:
+        _note_pass(followed)
+        iterator._allranks_followed = None
+        own, training = followed.known, followed.is_training
+        if own.passes <= 2:
+            notes.note(
+                "seen", **_where(followed), training=training, drawn=followed.drawn, **_sketch(followed)
+            )
+            _compare_with_other_loader(followed, training)
+        if not training and own.facts.get("padded", 0) > 0:
+            _waiting = followed
+            followed.taken = _newest_call()
+    except Exception:  # noqa: BLE001 - see begin
+        return
+
+
+def at_end() -> None:
+    """The script is at its end."""
+    _what_followed()
+
+
+def _where(followed: Followed) -> dict[str, Any]:
+    return {"loader": followed.known.number, "number": followed.known.passes, "line": followed.line}
+
+
+def _note_pass(followed: Followed) -> None:
+    if followed.is_noted:
+        return
+    followed.is_noted = True
+    loader = followed.loader()
+    sampler = _sampler_of(loader)
+    first = [i if isinstance(i, int) else zlib.crc32(repr(i).encode()) for i in followed.first]
+    facts = followed.known.facts if followed.known.passes == 1 else {}
+    notes.note(
+        "pass",
+        **_where(followed),
+        training=followed.is_training,
+        epoch=_number(sampler, "epoch"),
+        first=first[:16],
+        count=len(first),
+        hash=zlib.crc32(repr(first).encode()),
+        **facts,
+    )
+
+
+def _facts(loader: Any) -> dict[str, Any]:
+    """What is read and how it is divided: of the loader's first pass."""
+    dataset, sampler = loader.dataset, _sampler_of(loader)
+    length = datasets.length_of(dataset)
+    is_iterable = hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__")
+    replicas, total = _number(sampler, "num_replicas"), _number(sampler, "total_size")
+    facts: dict[str, Any] = {
+        "dataset": datasets.describe(dataset),
+        "iterable": is_iterable,
+        "sampler": type(sampler).__name__,
+        "is_torchs": type(sampler).__module__.startswith("torch.utils.data"),
+        "share": datasets.length_of(sampler) if not is_iterable else -1,
+        "shuffle": bool(getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler")),
+        "replacement": bool(getattr(sampler, "replacement", False)),
+        "set_epoch": callable(getattr(sampler, "set_epoch", None)),
+        "num_replicas": replicas,
+        "sampler_rank": _number(sampler, "rank"),
+        "seed": _number(sampler, "seed"),
+        "batch_size": _number(loader, "batch_size"),
+        "num_workers": _number(loader, "num_workers"),
+        "padded": max(0, total - length) if replicas > 1 and total > 0 and length > 0 else 0,
+    }
+    return facts
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What decides the order: the innermost sampler."""
+    sampler = getattr(loader, "sampler", None)
+    outer = getattr(loader, "batch_sampler", None)
+    if outer is not None and not type(outer).__module__.startswith("torch.utils.data"):
+        return (
+            getattr(outer, "sampler", None)
+            if hasattr(getattr(outer, "sampler", None), "set_epoch")
+            else outer
+        )
+    return sampler
+
+
+def _number(owner: Any, name: str) -> int:
+    value = getattr(owner, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def _sketch(followed: Followed) -> dict[str, Any]:
+    """How many samples, how many of them different, and those with the smallest hashes: equal samples are in every rank's."""
+    kept = [i for i in followed.indices if isinstance(i, int)]
+    distinct = set(kept)
+    small = sorted(distinct, key=lambda i: (i * 2654435761 + 12345) % 4294967291)[:SKETCH]
+    return {
+        "samples": followed.samples,
+        "kept": len(kept),
+        "distinct": len(distinct),
+        "sketch": sorted(small),
+    }
+
+
+def _compare_with_other_loader(followed: Followed, training: bool) -> None:
+    """Samples of the same data set that are in a training loader and in an evaluation loader of this rank."""
+    global _leaked
+    loader = followed.loader()
+    if loader is None or _leaked:
+        return
+    base, chosen = datasets.base_of(loader.dataset)
+    if chosen is None:
+        return
+    kind, other = ("train", "evaluate") if training else ("evaluate", "train")
+    _bases[kind] = base, frozenset(chosen), followed.line
+    if other in _bases and _bases[other][0] is base:
+        both = _bases[other][1] & _bases[kind][1]
+        if both and len(both) < min(len(_bases[other][1]), len(_bases[kind][1])):
+            _leaked = True
+            train, evaluate = _bases["train"], _bases["evaluate"]
+            notes.note(
+                "leak", both=len(both), some=sorted(both)[:4], train=len(train[1]), evaluate=len(evaluate[1]),
+                train_line=train[2], line=evaluate[2],
+            )  # fmt: skip
+
+
+def _newest_call() -> int:
+    words = _writer.words
+    return max(words[at.RING + at.SLOT_WORDS * slot] for slot in range(at.NUM_SLOTS))
+
+
+def _what_followed() -> None:
+    """After an evaluation with padding: were its numbers added up over the ranks, or were all results gathered (and trimmed, perhaps)?"""
+    global _waiting
+    followed, _waiting = _waiting, None
+    if followed is None or not notes.has_room("evaluated"):
+        return
+    words, ops = _writer.words, []
+    for slot in range(at.NUM_SLOTS):
+        base = at.RING + at.SLOT_WORDS * slot
+        if words[base] > followed.taken and words[base] == words[base + at.S_TAIL]:
+            ops.append((words[base], _writer.name_of(words[base + at.S_OP]), words[base + at.S_NUMEL]))
+    ops.sort()
+    notes.note(
+        "evaluated", **_where(followed), ops=[[op, numel] for _, op, numel in ops[:8]],
+        length=followed.known.facts["dataset"]["length"], padded=followed.known.facts["padded"],
+        num_replicas=followed.known.facts["num_replicas"], sampler_rank=followed.known.facts["sampler_rank"],
+        last=followed.indices[-2:], shuffle=followed.known.facts["shuffle"],
+    )  # fmt: skip
+
+
+def _after_fork() -> None:
+    global _waiting
+    _waiting = None
+    _loaders.clear()
+    _bases.clear()
+
+
+process.AFTER_FORK.append(_after_fork)

@@ -162,6 +162,7 @@ class Agent:
             )
             if self.hub is None:
                 self.watching.ended(exit)
+                self._next_beat = min(self._next_beat, time.monotonic() + 0.15)  # with what it left behind
 
     def _drive_stop(self) -> None:
         """Report to the hub once the ranks and all that came from them are gone."""

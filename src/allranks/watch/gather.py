@@ -30,7 +30,7 @@ from allranks.watch.stacks import (
     user_frames,
     user_place,
 )
-from allranks.watch.tracing import with_numbers
+from allranks.watch.tracing import with_notes, with_numbers
 
 STACK_DEADLINE_S = 0.25
 PYSPY_DEADLINE_S = 0.6
@@ -100,8 +100,9 @@ def take(
         span = before[rank.pid], after[rank.pid]
         taken = _rank(rank, newest.get(rank.pid), stacks, again, span, with_models)
         kids = tuple(_worker(by_pid[p], stacks, (before[p], after[p])) for p in workers[rank.pid])
-        if with_sums and (own := newest.get(rank.pid)) and taken.record is not None:
-            taken = replace(taken, record=with_numbers(record_of(own, with_model=with_models), own))
+        if taken.record is not None and (own := newest.get(rank.pid)):
+            record = with_numbers(taken.record, own) if with_sums else with_notes(taken.record, own)
+            taken = replace(taken, record=record)
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
         out.append(replace(taken, file_lock=file_lock_of(taken)))
     return tuple(out)
@@ -364,7 +365,7 @@ def last_evidence(rank: Rank, folder: Path | None, found: page.Record | None = N
     at = text.rfind("Fatal Python error")
     reason, crash = parse_faulthandler(text[at:]) if at >= 0 else ("", ())
     crash = tuple(stack_with_code(s) for s in _without_ours(crash))
-    record = record_of(found, with_model=True)
+    record = with_notes(record_of(found, with_model=True), found)
     broken = next((c for c in reversed(record.calls) if c.is_inside or c.has_failed), None)
     guard = guard_of(broken.where) if broken is not None and broken.where is not None else None
     return replace(rank, record=record, crash=crash, crash_reason=reason, guard=guard)

@@ -36,6 +36,11 @@ def with_numbers(record: Record, found: page.Record) -> Record:
     return replace(record, not_finite=bad, checks=checks, checked=names, noted=read_notes(found.path))
 
 
+def with_notes(record: Record, found: page.Record) -> Record:
+    """The evidence with what the process noted (record/notes.py)."""
+    return replace(record, noted=read_notes(found.path))
+
+
 def _with_sums(check: Check, sums: Sums | None) -> Check:
     return check if sums is None else replace(check, sums=sums.sums, changes=sums.changes)
 

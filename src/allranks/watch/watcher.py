@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.job import Job, NodeInfo, RankExit
-from allranks.watch import bundle, gather, proc
+from allranks.watch import bundle, gather, proc, remains
 from allranks.watch.case import Case, is_dying
 from allranks.watch.decide import decide, decide_all
 from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
@@ -50,6 +50,7 @@ class Watcher:
         self._poll = Poll(job)
         self._trigger, self._slowness = Trigger(), Slowness()
         self._exits: dict[int, RankExit] = {}
+        self._remains = remains.Remains()
         self._oom_before = proc.oom_kills()
         self._asked: tuple[Suspicion, float] | None = None
         self._bundles: dict[int, dict[str, Any]] = {}
@@ -65,7 +66,10 @@ class Watcher:
         """This node's ranks, small."""
         if self._job is None:
             return {}
-        return {"ranks": [r.to_json() for r in self._poll.rows().values()]}
+        row: dict[str, Any] = {"ranks": [r.to_json() for r in self._poll.rows().values()]}
+        if not self._job.is_hub and (ended := self._remains.for_row()):
+            row |= {"ended": ended, "node": to_json(self._own_node())}
+        return row
 
     def tick(self, nodes: Mapping[int, NodeInfo]) -> Sequence[Said]:
         """Look, and say what there is to say."""
@@ -95,6 +99,8 @@ class Watcher:
         if self._job is not None:
             self._exits[exit.rank] = exit
             self._poll.ended(exit.rank, is_well=not exit.failed)
+            if exit.failed and not exit.by_us and not self._job.is_hub:
+                self._remains.add(exit, self._job.record_dir)
 
     def on_exit(self, exits: Sequence[RankExit]) -> Said | None:
         """The verdict on an attempt that ended badly."""
@@ -317,7 +323,7 @@ class Watcher:
             for number in info.ranks:
                 if number in rows:
                     ranks[number] = bundle.rank_of_row(rows[number], info.host, info.node_rank)
-        others: dict[int, Node] = {}
+        others = remains.node_sent(self._nodes)
         for number, answer in self._bundles.items():
             ranks |= {r.rank: r for r in (from_json(Rank, v) for v in answer.get("ranks", ()))}
             if answer.get("node"):
@@ -328,9 +334,7 @@ class Watcher:
             taken = self._take(with_sockets=len(self._nodes) > 1, sample_s=sample_s)
             ranks |= {r.rank: r for r in taken}
         for number, ended in self._exits.items() if trigger not in QUIET_KINDS else ():
-            ranks[number] = bundle.rank_of_exit(
-                ended, job.record_dir, is_local=ended.node_rank == job.node_rank
-            )
+            ranks[number] = remains.rank_of(ended, job, self._nodes, ranks.get(number))
         nodes = bundle.nodes_of(job, self._nodes, self._own_node(), others)
         return bundle.evidence_of(
             job, list(ranks.values()), nodes, trigger, age_s=time.monotonic() - self._began

@@ -15,9 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from allranks.parity.compare import TOLERANCES
+from allranks.parity.options import RecordOptions
 from allranks.parity.recording import read
 from allranks.parity.runner import Answer, judge
-from allranks.parity.startup import RecordOptions, begin_in_process
+from allranks.parity.startup import begin_in_process
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from allranks.core.errors import ResultError
 from allranks.parity import report, runner
 from allranks.parity.compare import compare, mean_loss
+from allranks.parity.options import RecordOptions
 from allranks.parity.recording import Batch, Loss, Pass, Print, RankRecord, Recording, Step, read
-from allranks.parity.startup import RecordOptions
 
 
 def tensor(name: str, values: Sequence[float], numel: int | None = None) -> dict[str, Print]:

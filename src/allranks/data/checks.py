@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allranks.core.errors import UsageError, warn_once
-
-if TYPE_CHECKING:
-    from allranks.data.settings import Wanted
+from allranks.data.wanted import Wanted
 
 
 def check_dataset(wanted: Wanted) -> None:

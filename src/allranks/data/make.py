@@ -14,6 +14,7 @@ from allranks.data.checks import (
     check_not_empty,
     check_num_workers,
     check_orders,
+    check_picklable,
     check_sharded,
     check_sizes,
     warn_of_dropped_evaluation,
@@ -25,10 +26,11 @@ from allranks.data.map_source import Engine, MapSource
 from allranks.data.order import BatchSamplerOrder, Order, SamplerOrder, WholeOrder
 from allranks.data.plan import Plan
 from allranks.data.samples import SampleEngine
-from allranks.data.settings import Wanted, understand
+from allranks.data.settings import understand
 from allranks.data.stream_reader import StreamReader
 from allranks.data.stream_source import StreamSource
 from allranks.data.tensors import TensorEngine, is_free_of_randomness, is_tensors
+from allranks.data.wanted import Wanted
 from allranks.data.worker_count import auto_num_workers
 
 logger = logging.getLogger(__name__)
@@ -189,6 +191,7 @@ def _stream_source(
     exchange: Exchange | Literal["auto"] | None,
 ) -> Source:
     num_workers = _num_workers(wanted, local_world_size, device)
+    check_picklable(wanted, num_workers)
     settings = wanted.settings(num_workers, device)
     division = division_of(wanted.dataset, sharded)
     if sharded is None:
@@ -238,6 +241,7 @@ def _engine(wanted: Wanted, rank: int, local_world_size: int, device: torch.devi
         return TensorEngine(wanted.dataset, pin_memory=pinned)
     # Tensors in memory: sending a batch to another process costs more than cutting it.
     num_workers = 0 if is_quiet and not asks_for_workers else _num_workers(wanted, local_world_size, device)
+    check_picklable(wanted, num_workers)
     settings = wanted.settings(num_workers, device)
     return SampleEngine(wanted.dataset, settings, rank=rank, is_seeded=not is_quiet)
 

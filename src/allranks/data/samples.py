@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from allranks.data.batch import MicroBatch
 from allranks.data.randomness import KeptRandomness, draw_one, mix, seed_all
-from allranks.data.settings import LoaderSettings
+from allranks.data.wanted import LoaderSettings
 from allranks.data.worker_life import WorkerStart
 from allranks.data.worker_pool import WorkerPool
 

@@ -22,9 +22,9 @@ from allranks.data.plan import Plan
 from allranks.data.position import Position
 from allranks.data.randomness import mix
 from allranks.data.samples import as_it_is
-from allranks.data.settings import LoaderSettings
 from allranks.data.shares import ceil_div, num_micro_of, split
 from allranks.data.stream_reader import Piece, StreamReader, part_sizes
+from allranks.data.wanted import LoaderSettings
 from allranks.data.worker_life import WorkerStart
 from allranks.data.worker_pool import WorkerPool
 

@@ -19,8 +19,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from allranks.parity.loaders import listen_to_loaders
+from allranks.parity.options import RecordOptions
 from allranks.parity.recorder import Recorder
-from allranks.parity.startup import RecordOptions
 from allranks.parity.writer import Writer
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

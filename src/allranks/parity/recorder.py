@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from allranks.parity.contents import look_at
-from allranks.parity.startup import RecordOptions
+from allranks.parity.options import RecordOptions
 from allranks.parity.writer import Writer
 from allranks.wrap import plain
 

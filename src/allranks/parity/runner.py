@@ -20,8 +20,8 @@ from allranks.core.errors import ResultError
 from allranks.parity.causes import Finding
 from allranks.parity.compare import Comparison, compare
 from allranks.parity.conclude import find_cause
+from allranks.parity.options import RecordOptions
 from allranks.parity.recording import Recording, read
-from allranks.parity.startup import RecordOptions
 
 BOOT = Path(__file__).parent / "boot"
 LAUNCH = "import sys; from allranks.cli import main; main(sys.argv[1:])"

@@ -15,6 +15,7 @@ from allranks.watch import proc
 from allranks.watch.evidence import Rank
 from allranks.watch.reading import record_of
 from allranks.watch.rows import Row, row_of
+from allranks.watch.timeline import Timeline
 
 WHOLE_S = 0.4
 """A whole page is read at least so often."""
@@ -38,6 +39,7 @@ class Poll:
         self._seen: dict[int, _Seen] = {}
         self._ended: dict[int, bool] = {}
         self._discovered_at = 0.0
+        self._timeline = Timeline(job)
 
     def ranks(self) -> tuple[Rank, ...]:
         """Who they are: rank, pid, host, node."""
@@ -51,6 +53,7 @@ class Poll:
             self._discover()
         for number, rank in self._ranks.items():
             self.newest[number] = self._row(number, rank, now)
+        self._timeline.look(self._ranks.values())
         return self.newest
 
     def forget_times(self) -> None:
@@ -61,6 +64,7 @@ class Poll:
     def ended(self, rank: int, *, is_well: bool) -> None:
         """The agent has seen this rank end."""
         self._ended[rank] = is_well
+        self._timeline.ended(rank)
 
     def close(self) -> None:
         """Close the pages."""
@@ -68,6 +72,7 @@ class Poll:
             if seen.reader is not None:
                 seen.reader.close()
         self._seen.clear()
+        self._timeline.close()
 
     def _row(self, number: int, rank: Rank, now: float) -> Row:
         letter = proc.state(rank.pid) if number not in self._ended else ""

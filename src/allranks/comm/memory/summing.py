@@ -13,6 +13,7 @@ float32. Memory has two halves used in turn: who writes into one again has seen 
 from __future__ import annotations
 
 from mmap import mmap
+from typing import NamedTuple
 
 import torch
 from torch.futures import Future
@@ -24,7 +25,6 @@ ALIGN = 64
 SMALL_BYTES = (
     64 << 10
 )  # up to here a second wait costs more than reading everything: docs/design/shared-memory.md
-_MAX_KNOWN = 4096
 
 
 class MemorySum:
@@ -40,130 +40,152 @@ class MemorySum:
         self.memory, self.counters, self.half_bytes = memory, counters, half_bytes
         self.rank, self.world_size = counters.rank, len(counters.others) + 1
         self.issued = [0]  # tensors so far: what DDP's all-reduces would have counted in the group
-        self._turn = self._used = self._posted = 0
-        self._open: list[_Part] = []
-        self._futures: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
-        self._known: dict[tuple[int, int, int, torch.dtype], list[torch.Tensor]] = {}
+        self._turn = self._used = self._posted = self._number = 0
+        self._open: list[Part] = []
+        # A tensor that comes again at the same place needs nothing new: by half, and number since the last wait.
+        self._known: dict[tuple[int, int], Known] = {}
 
     def add(self, tensor: torch.Tensor, is_last: bool) -> Future[torch.Tensor]:
         """Begin to average `tensor` (1-d, contiguous, on a CPU) in place; blocks for the others only if `is_last`.
+
+        The future is complete from the beginning, so that it can be kept: what is in the tensor counts once the last call is back.
 
         Raises:
             CommError: AR050 a rank is gone, AR051 the time is over. The tensors since the last wait are as this rank gave them, or partly
                 averaged.
         """
         self.issued[0] += 1
-        future: Future[torch.Tensor] = Future()
-        self._futures.append((future, tensor))
-        self._write(tensor)
+        known = self._known.get((self._turn, self._number))
+        if known is not None and known.tensor is tensor and known.used == self._used:
+            known.part.write()
+            self._open.append(known.part)
+            self._used += known.part.room
+            future = known.future
+        else:
+            future = self._write(tensor)
+        self._number += 1
         if is_last:
             self._finish()
-            futures, self._futures = self._futures, []
-            for ready, value in futures:
-                ready.set_result(value)
         return future
 
-    def _write(self, tensor: torch.Tensor) -> None:
+    def _write(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
+        """As the quick way of `add`, for what comes for the first time, or does not fit into what is left of the half."""
         size = tensor.element_size()
         start, left = 0, tensor.numel()
+        future: Future[torch.Tensor] = Future()
+        future.set_result(tensor)
         while left:
             if self.half_bytes - self._used < min(left * size, ALIGN):
                 self._finish()
             count = min(left, (self.half_bytes - self._used) // size)
-            mine = tensor if count == tensor.numel() else tensor[start : start + count]
-            slots = self._slots(self._turn, self._used, count, tensor.dtype)
-            part = _Part(mine, slots, self.rank, self.world_size)
+            is_whole = count == tensor.numel()
+            mine = tensor if is_whole else tensor[start : start + count]
+            part = Part(mine, self._slots(self._turn, self._used, count, tensor.dtype), self.rank)
+            if is_whole:  # takes the place of a bucket that DDP has replaced
+                self._known[self._turn, self._number] = Known(tensor, self._used, part, future)
             part.write()
             self._open.append(part)
-            self._used += -(-count * size // ALIGN) * ALIGN
+            self._used += part.room
             start, left = start + count, left - count
+        return future
 
     def _finish(self) -> None:
         """Wait for the others, and put the means into the tensors written since the last time."""
-        parts, self._open = self._open, []
-        counters = self.counters
+        parts, counters = self._open, self.counters
+        self._open = []
         self._posted += 1
         counters.post(self._posted)
         counters.wait_all(self._posted)
-        shared = [part for part in parts if part.is_shared]
+        are_shared = False
         for part in parts:
             part.add_up()
-        if shared:
+            are_shared = are_shared or part.is_shared
+        if are_shared:
             self._posted += 1
             counters.post(self._posted)
             counters.wait_all(self._posted)
-            for part in shared:
-                part.collect()
-        self._turn, self._used = 1 - self._turn, 0
+            for part in parts:
+                if part.is_shared:
+                    part.collect()
+        if (self._turn, self._number) in self._known:  # there were more of them once
+            old = [key for key in self._known if key[0] == self._turn and key[1] >= self._number]
+            for key in old:
+                del self._known[key]
+        self._turn, self._used, self._number = 1 - self._turn, 0, 0
 
     def _slots(self, turn: int, offset: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Every rank's copy of these `count` values; the same ones come in every step."""
-        key = (turn, offset, count, dtype)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            begin = self.world_size * LINE_BYTES + offset
-            places = [begin + (2 * rank + turn) * self.half_bytes for rank in range(self.world_size)]
-            found = self._known[key] = [
-                torch.frombuffer(self.memory, dtype=dtype, count=count, offset=place) for place in places
-            ]
-        return found
+        """Every rank's copy of these `count` values."""
+        begin = self.world_size * LINE_BYTES + offset
+        places = [begin + (2 * rank + turn) * self.half_bytes for rank in range(self.world_size)]
+        return [torch.frombuffer(self.memory, dtype=dtype, count=count, offset=place) for place in places]
 
 
-class _Part:
-    """One tensor, or a piece of one, on its way."""
+class Known(NamedTuple):
+    """What was made for a tensor when it came for the first time."""
 
-    __slots__ = ("is_shared", "rank", "slots", "tensor", "world_size")
+    tensor: torch.Tensor
+    used: int
+    part: Part
+    future: Future[torch.Tensor]
 
-    def __init__(self, tensor: torch.Tensor, slots: list[torch.Tensor], rank: int, world_size: int) -> None:
-        self.tensor, self.slots, self.rank, self.world_size = tensor, slots, rank, world_size
-        self.is_shared = world_size > 2 and tensor.numel() * tensor.element_size() > SMALL_BYTES
 
-    def _bounds(self, rank: int) -> tuple[int, int]:
-        count, size = self.tensor.numel(), self.world_size
-        return count * rank // size, count * (rank + 1) // size
+class Part:
+    """One tensor, or a piece of one, on its way; all that its steps need is made once."""
+
+    def __init__(self, tensor: torch.Tensor, slots: list[torch.Tensor], rank: int) -> None:
+        size, count = len(slots), tensor.numel()
+        num_bytes = count * tensor.element_size()
+        self.tensor, self.mine = tensor, slots[rank]
+        self.room = -(-num_bytes // ALIGN) * ALIGN
+        self.is_shared = size > 2 and num_bytes > SMALL_BYTES
+        bounds = [(count * r // size, count * (r + 1) // size) for r in range(size)]
+        low, high = bounds[rank]
+        self.outside = [(tensor[a:b], self.mine[a:b]) for a, b in ((0, low), (high, count))]
+        self.others = [(tensor[a:b], slots[r][a:b]) for r, (a, b) in enumerate(bounds) if r != rank]
+        self.own = self.mine[low:high]
+        if self.is_shared:  # what is added up here: this rank's values are read from the tensor itself
+            self.into = tensor[low:high]
+            self.terms = [self.into if r == rank else slot[low:high] for r, slot in enumerate(slots)]
+        else:
+            self.into, self.terms = tensor, slots
+        # Half precision, and sums whose first terms are not the ones that `into` holds, need room of their own.
+        is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+        is_apart = is_half or (self.is_shared and rank > 1)
+        wide = torch.float32 if is_half else tensor.dtype
+        self.total = torch.empty(self.into.numel(), dtype=wide) if is_apart else self.into
+        self.is_half = is_half
+        # With 2, 4, 8 ... ranks every value can be divided before it is added: exact, and one pass less. DDP does so, too.
+        self.is_scaled = not is_half and not self.is_shared and size & (size - 1) == 0
+        self.scale, self.size = 1.0 / size, size
 
     def write(self) -> None:
         """What others will read of this rank's values: all, or all but the part that it adds up itself."""
-        mine, tensor = self.slots[self.rank], self.tensor
-        if not self.is_shared:
-            mine.copy_(tensor)
-            return
-        low, high = self._bounds(self.rank)
-        mine[:low].copy_(tensor[:low])
-        mine[high:].copy_(tensor[high:])
+        if self.is_scaled:
+            torch.mul(self.tensor, self.scale, out=self.mine)
+        elif not self.is_shared:
+            self.mine.copy_(self.tensor)
+        else:
+            for values, slot in self.outside:
+                slot.copy_(values)
 
     def add_up(self) -> None:
         """The mean into the tensor; of a large one only this rank's part, which goes into its slot for the others, too."""
-        if not self.is_shared:
-            _mean(self.tensor, self.slots, self.rank)
-            return
-        low, high = self._bounds(self.rank)
-        mine = self.tensor[low:high]
-        parts = [slot[low:high] for slot in self.slots]
-        into, parts[self.rank] = parts[self.rank], mine
-        _mean(mine, parts, self.rank)
-        into.copy_(mine)
+        terms, total = self.terms, self.total
+        if self.is_half:
+            total.copy_(terms[0])
+            total.add_(terms[1])
+        else:
+            torch.add(terms[0], terms[1], out=total)
+        for term in terms[2:]:
+            total.add_(term)
+        if not self.is_scaled:
+            total.div_(self.size)
+        if total is not self.into:
+            self.into.copy_(total)
+        if self.is_shared:
+            self.own.copy_(self.into)
 
     def collect(self) -> None:
         """The other parts, from the ranks that added them up."""
-        for rank, slot in enumerate(self.slots):
-            if rank != self.rank:
-                low, high = self._bounds(rank)
-                self.tensor[low:high].copy_(slot[low:high])
-
-
-def _mean(mine: torch.Tensor, slots: list[torch.Tensor], rank: int) -> None:
-    """mine = (slots[0] + slots[1] + ...) / their number, added in this order; `mine` holds what slots[rank] does."""
-    if mine.dtype in (torch.float16, torch.bfloat16):
-        total = slots[0].float()
-        for slot in slots[1:]:
-            total.add_(slot)
-        mine.copy_(total.div_(len(slots)))
-        return
-    # Two numbers may be added in either order.
-    total = mine.add_(slots[1 - rank]) if rank < 2 else slots[0] + slots[1]
-    for slot in slots[2:]:
-        total.add_(slot)
-    torch.div(total, len(slots), out=mine)
+        for values, slot in self.others:
+            values.copy_(slot)

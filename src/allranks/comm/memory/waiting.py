@@ -1,8 +1,9 @@
 """How does a rank wait for the others' counters in shared memory? A short look, then asleep in the kernel until the other posts.
 
-Every rank has one counter, alone on its cache line, which only it writes. To post is to raise it and to wake who sleeps on it
-(futex). Spinning for long would take the core from the very rank that is waited for, so a rank looks a few times, gives its core
-away between, and then sleeps; it wakes up now and then to see whether the other still lives.
+Every rank has one line of the cache: its counter, which only it writes, and whether somebody sleeps on it. To post is to raise the
+counter, and to wake who sleeps (futex) if somebody does. Going to sleep and being woken takes longer than most waits of quick steps,
+so a rank looks for a while before: for as long as its last waits took, and only where every rank has a core of its own. It gives the
+core away between looks; a core that comes back late is one that others need, and then it sleeps at once for a while.
 
 Each waiter relies on another core seeing writes in the order in which they were made: so on x86-64, not everywhere on ARM.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import threading
 import time
 import weakref
 from mmap import mmap
@@ -25,11 +27,15 @@ _FUTEX_WAIT, _FUTEX_WAKE, _SYS_FUTEX = (
     202,
 )  # x86-64; not FUTEX_PRIVATE: the word is another process' too
 _MASK, _HALF = 0xFFFFFFFF, 0x80000000
-# Each with sched_yield. 0, 5 and 40 did not differ on a busy machine (tiny, 2 and 4 ranks on 2 cores, 2026-11-29); 1000 looks without
-# giving the core away cost 4 ranks a quarter more.
-_LOOKS = 40
+_LOOKS = 20  # without giving the core away: 2 us. 1000 of them cost 4 ranks on 2 cores a quarter more
+_FEW = 5  # looks with giving it away, where cores are short
+_MAX_SPIN_S = 0.002  # who usually waits longer than this sleeps at once
+_MIN_SPIN_S = 0.0002
+_LATE_S = 0.0005  # a core given away that is back after more than this was used by another process
+_CROWDED_WAITS = 32  # for which nobody looks longer after that
 _SLICE_S = 0.02  # asleep between two looks at whether the other lives
-_LEFT = 1  # in the word after the counter
+_LEFT = 1  # in the word after the counter; the next one says whether somebody sleeps on the counter
+_SLEEPS = 2
 
 _open: weakref.WeakSet[Counters] = weakref.WeakSet()
 
@@ -68,6 +74,9 @@ class Counters:
         self._places = [r * self._step for r in self.others]
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._slice = _Timespec(0, int(_SLICE_S * 1e9))
+        self._fence = threading.Lock()
+        self._has_cores = len(os.sched_getaffinity(0)) >= world_size
+        self._usual_s, self._crowded = _MIN_SPIN_S, 0
         self._wake_args = (
             ctypes.c_long(_SYS_FUTEX),
             ctypes.c_void_p(self._base + 4 * self._mine),
@@ -87,8 +96,14 @@ class Counters:
 
     def post(self, value: int) -> None:
         """Raise this rank's counter to `value`: what it wrote before can be read by the others now."""
-        self._words[self._mine] = value & _MASK
-        self._syscall(*self._wake_args)
+        words, mine = self._words, self._mine
+        words[mine] = value & _MASK
+        # The counter must be out before the look at who sleeps: taking a lock is an instruction that no store passes.
+        self._fence.acquire()
+        self._fence.release()
+        if words[mine + _SLEEPS]:
+            words[mine + _SLEEPS] = 0
+            self._syscall(*self._wake_args)
 
     def wait_all(self, value: int) -> None:
         """Wait until every rank's counter is at `value` or beyond it.
@@ -103,22 +118,45 @@ class Counters:
 
     def leave(self) -> None:
         """Say that this rank will post no more."""
-        self._words[self._mine + 1] = _LEFT
+        self._words[self._mine + _LEFT] = 1
         self._syscall(*self._wake_args)
 
     def _wait(self, place: int, value: int) -> None:
-        words, give_away = self._words, os.sched_yield
+        words = self._words
         for _ in range(_LOOKS):
-            give_away()
             if (words[place] - value) & _MASK < _HALF:
                 return
-        deadline = time.monotonic() + self.timeout_s
-        rank = place // self._step
+        begun = time.monotonic()
+        if not self._look(place, value, begun):
+            self._wait_asleep(place, value, begun)
+        self._usual_s += 0.1 * (min(time.monotonic() - begun, 10 * _MAX_SPIN_S) - self._usual_s)
+
+    def _look(self, place: int, value: int, begun: float) -> bool:
+        """Look for as long as it pays; whether the other has come."""
+        words, give_away, now = self._words, os.sched_yield, begun
+        spin_s = 0.0
+        if self._crowded > 0:
+            self._crowded -= 1
+        elif self._has_cores and self._usual_s < _MAX_SPIN_S:
+            spin_s = max(_MIN_SPIN_S, 4 * self._usual_s)
+        looks = 0
+        while looks < _FEW or now - begun < spin_s:
+            give_away()
+            if (words[place] - value) & _MASK < _HALF:
+                return True
+            before, now, looks = now, time.monotonic(), looks + 1
+            if now - before > _LATE_S:
+                self._crowded = _CROWDED_WAITS
+                return False
+        return False
+
+    def _wait_asleep(self, place: int, value: int, begun: float) -> None:
+        words, deadline, rank = self._words, begun + self.timeout_s, place // self._step
         while True:
             seen = words[place]
             if (seen - value) & _MASK < _HALF:
                 return
-            gone = words[place + 1] == _LEFT or self._has_ended(rank)
+            gone = words[place + _LEFT] or self._has_ended(rank)
             if gone and (words[place] - value) & _MASK >= _HALF:  # it may have posted, then ended
                 raise self._ended(rank)
             if time.monotonic() > deadline:
@@ -127,6 +165,8 @@ class Counters:
 
     def _sleep(self, place: int, seen: int) -> None:
         """Until the counter at `place` is no longer `seen`, a signal comes, or a slice of time is over."""
+        self._words[place + _SLEEPS] = 1
+        # The kernel looks at the counter once more, behind a barrier: who posted before this line was seen is not missed.
         self._syscall(
             ctypes.c_long(_SYS_FUTEX),
             ctypes.c_void_p(self._base + 4 * place),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -254,3 +255,39 @@ def test_stop_during_an_evaluation_saves_the_state_of_the_loops_end_before_it_is
     assert again.seen[0] == (1, 4) and again.passes == 2
     assert again.weights() == whole.weights() and torch.equal(torch.get_rng_state(), rest)
     assert again.sgd.param_groups[0]["lr"] == whole.sgd.param_groups[0]["lr"] == 0.0025
+
+
+# -- what was logged -----------------------------------------------------------------------------------------------------------
+
+
+def test_log_when_resumed_tells_of_every_update_once_and_in_order(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", tensorboard=False)
+
+    def after_step(run: Any) -> None:
+        run.log(loss=run.updates)
+        if run.updates == 3 and not is_again:
+            run._checkpoints.wait()
+            raise Stop
+
+    job.before = lambda run: run.log(begun=1)
+    job.after_loop = lambda run: run.log(accuracy=run.epoch)
+    job.after_step, is_again = after_step, False
+    job.save_every = {"steps": 1}
+    with pytest.raises(Stop):
+        job.train()
+    # The save after update 2 is what is left; update 3 was logged, and is lost.
+    is_again = True
+    job.train()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["accuracy"] for row in rows if "accuracy" in row] == [0, 1]
+    assert sum("begun" in row for row in rows) == 2, "what this process logged before it resumed stays"
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [e["lines_cut"] for e in events if e["event"] == "resume"] == [1]
+
+
+def test_log_of_another_run_when_resumed_from_it_stays_as_it_is(stopped: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.jsonl").write_text('{"step": 9}\n')
+    Job(tmp_path / "other", resume=stopped).train()
+    assert (tmp_path / "other" / "metrics.jsonl").read_text() == '{"step": 9}\n'

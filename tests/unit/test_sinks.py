@@ -147,8 +147,8 @@ def test_tensorboard_when_values_come_then_numbers_are_scalars_and_text_is_text(
     calls: list[tuple[Any, ...]] = []
 
     class Writer:
-        def __init__(self, folder: str) -> None:
-            calls.append(("open", Path(folder).name))
+        def __init__(self, folder: str, purge_step: int | None = None) -> None:
+            calls.append(("open", Path(folder).name, purge_step))
 
         def add_scalar(self, *what: Any) -> None:
             calls.append(("scalar", *what))
@@ -163,16 +163,35 @@ def test_tensorboard_when_values_come_then_numbers_are_scalars_and_text_is_text(
         SummaryWriter = Writer
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Module())
-    lines, board = default_sinks(tmp_path, True)
+    lines, board = default_sinks(tmp_path, True, resumed_at=8)
     board.log({"loss": 0.5, "note": "x", "list": [1, 2], "none": None}, 9)
     board.close()
     lines.close()
     assert calls == [
-        ("open", "tensorboard"),
+        ("open", "tensorboard", 9),
         ("scalar", "loss", 0.5, 9),
         ("text", "note", "x", 9),
         ("close",),
     ]
+
+
+@pytest.mark.parametrize(
+    ("keep", "logged_since", "left"), [(1, 0, [1]), (1, 2, [1, 8, 8]), (5, 1, [1, 2, 3, 8])]
+)
+def test_cut_back_then_lines_of_before_go_and_own_ones_stay(
+    tmp_path: Path, keep: int, logged_since: int, left: list[int]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {n}}}\n' for n in (1, 2, 3)) + '{"step": 4, "half')
+    sink = JsonLines(path)
+    for _ in range(logged_since):
+        sink.log({}, 8)
+    cut = sink.cut_back(keep)
+    sink.log({}, 9)
+    sink.close()
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines if "half" not in line] == [*left, 9]
+    assert cut == max(0, 4 - keep) and sink.count == len(lines)
 
 
 # -- other trackers ----------------------------------------------------------------------------------------------------------

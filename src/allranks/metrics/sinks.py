@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 from allranks.core.errors import UsageError, warn_once
+
+METRICS = "metrics.jsonl"
 
 
 @runtime_checkable
@@ -34,7 +37,11 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("a", encoding="utf-8", buffering=1)
+        if _ends_in_half_a_line(path):
+            self._file.write("\n")
+        self._before = self.count = count_lines(path)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Append one line: step, wall time in seconds, and the values; NaN and infinity as strings, since JSON has none."""
@@ -47,10 +54,54 @@ class JsonLines:
                 name += "_"
             line[name] = _jsonable(value)
         self._file.write(json.dumps(line) + "\n")
+        self.count += 1
+
+    def cut_back(self, keep: int) -> int:
+        """As cut_lines; what was logged through this object stays."""
+        self._file.close()
+        cut = cut_lines(self._path, keep, self._before)
+        self._before, self.count = self._before - cut, self.count - cut
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        return cut
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _ends_in_half_a_line(path: Path) -> bool:
+    """Of a process that was killed while it wrote."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file; 0 if it is not there."""
+    try:
+        with path.open("rb") as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return 0
+
+
+def cut_lines(path: Path, keep: int, end: int | None = None) -> int:
+    """Take the lines from number `keep` to `end` (to the last) out of a file: they tell of updates that are done again.
+
+    Returns:
+        How many these were.
+    """
+    there = count_lines(path)
+    if (end := there if end is None else end) <= keep:
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    making = path.with_name(f".{path.name}.cut")
+    # Half a line at the end, of a killed process, goes too.
+    making.write_bytes(b"".join(lines[:keep] + lines[end:there]))
+    making.replace(path)
+    return end - keep
 
 
 def _jsonable(value: Any) -> Any:
@@ -66,10 +117,12 @@ def _jsonable(value: Any) -> Any:
 class TensorBoard:
     """Scalars as TensorBoard events beside metrics.jsonl."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
+        """Write into `folder`; events after update `resumed_at` that are there are not shown any more."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        more: dict[str, Any] = {} if resumed_at is None else {"purge_step": resumed_at + 1}
+        self._writer = SummaryWriter(str(folder), **more)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Add the numbers as scalars and the strings as text; lists and dicts stand in metrics.jsonl only."""
@@ -84,16 +137,20 @@ class TensorBoard:
         self._writer.close()
 
 
-def default_sinks(run_dir: Path, tensorboard: bool | None) -> list[Sink]:
+def default_sinks(run_dir: Path, tensorboard: bool | None, resumed_at: int | None = None) -> list[Sink]:
     """metrics.jsonl, and TensorBoard where it is installed (None), wanted (True) or not (False)."""
-    board = None if tensorboard is False else _tensorboard(run_dir / "tensorboard", tensorboard is True)
-    lines = JsonLines(run_dir / "metrics.jsonl")
+    board = (
+        None
+        if tensorboard is False
+        else _tensorboard(run_dir / "tensorboard", tensorboard is True, resumed_at)
+    )
+    lines = JsonLines(run_dir / METRICS)
     return [lines] if board is None else [lines, board]
 
 
-def _tensorboard(folder: Path, is_wanted: bool) -> TensorBoard | None:
+def _tensorboard(folder: Path, is_wanted: bool, resumed_at: int | None) -> TensorBoard | None:
     try:
-        return TensorBoard(folder)
+        return TensorBoard(folder, resumed_at=resumed_at)
     except ImportError as error:
         if is_wanted:
             raise UsageError(

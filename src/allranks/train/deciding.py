@@ -135,7 +135,7 @@ class Deciding(RunState):
         plain_values = {k: plain_value(k, v) for k, v in {**(values_ or {}), **more}.items()}
         self._logged.update(plain_values)
         if self._sinks is None:
-            self._sinks = self._make_sinks()
+            self._sinks = self._make_sinks(self._resumed_at)
         for sink in self._sinks:
             sink.log(plain_values, self.updates if step is None else step)
 

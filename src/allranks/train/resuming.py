@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -95,8 +96,13 @@ class Resuming(RunState):
         try:
             found = self._agree_on_checkpoint(self._open_checkpoints())
             if found is not None:
-                snapshot.put(self, found, self._tracked, self._tracked_per_rank, strict=strict)
-                self._say_resumed(found)
+                progress = snapshot.put(self, found, self._tracked, self._tracked_per_rank, strict=strict)
+                self._resumed_at = found.manifest.step
+                cut = 0
+                # Lines of another run, or of a checkpoint from before lines were counted, say nothing about this one's.
+                if self.is_rank_zero and found.store is self._open_checkpoints().store:
+                    cut = snapshot.take_back_lines(self, progress.get("logged", sys.maxsize))
+                self._say_resumed(found, cut)
         finally:
             self._record.leave()
         self._found = found
@@ -215,7 +221,7 @@ class Resuming(RunState):
             return found
         return find_to_resume(self.resume_from, self._target_options)
 
-    def _say_resumed(self, found: Checkpoint) -> None:
+    def _say_resumed(self, found: Checkpoint, lines_cut: int) -> None:
         if not self.is_rank_zero:
             return
         for problem in found.passed_over:
@@ -228,6 +234,7 @@ class Resuming(RunState):
             path=found.path,
             world_size=found.manifest.world_size,
             passed_over=[str(p) for p in found.passed_over],
+            lines_cut=lines_cut,
         )
 
 

@@ -13,6 +13,8 @@ from allranks import ckpt
 from allranks.ckpt import Checkpoint, Snapshot
 from allranks.core.errors import CheckpointError
 from allranks.core.seeds import derive_seed
+from allranks.metrics.sinks import METRICS, JsonLines, count_lines, cut_lines
+from allranks.train import sending
 from allranks.train.slots import OptimizerSlot
 from allranks.train.state import RunState, seed_generators
 from allranks.wrap import plain
@@ -30,7 +32,7 @@ def take(
     stepper = run._stepper
     loaders = {name: loader.state_dict() for name, loader in run.loaders.items()}
     shared = {
-        "progress": {"epoch": run.epoch, "seed": run.seed},
+        "progress": {"epoch": run.epoch, "seed": run.seed, "logged": _logged(run)},
         "optimizers": {name: slot.optimizer.state_dict() for name, slot in run.slots.items()},
         "schedulers": {name: _schedulers(slot) for name, slot in run.slots.items()},
         "slots": {name: _counters(slot) for name, slot in run.slots.items()},
@@ -40,11 +42,13 @@ def take(
         "loaders": loaders,
         "buffers": {name: list(model.buffers_sync.changing) for name, model in run.models.items()},
         "some_unused": dict(stepper._some_unused),
+        "local": sending.take_shared(run),
     }
     mine = {
         "random": ckpt.random_states(run.device),
         "loaders": loaders,
         "tracked": {name: thing.state_dict() for name, thing in per_rank.items()},
+        **sending.take_own(run),
     }
     return Snapshot(
         step=run.updates,
@@ -54,6 +58,24 @@ def take(
         this_rank=mine,
         metrics=metrics,
     )
+
+
+def _logged(run: RunState) -> int:
+    """Lines of metrics.jsonl so far; rank 0 alone writes it, and what all ranks share."""
+    if not run.is_rank_zero:
+        return 0
+    lines = next((s for s in run._sinks or () if isinstance(s, JsonLines)), None)
+    return lines.count if lines is not None else count_lines(run.run_dir / METRICS)
+
+
+def take_back_lines(run: RunState, logged: int) -> int:
+    """Cut what was logged after the checkpoint: it is logged again. How many lines that was."""
+    lines = next((s for s in run._sinks or () if isinstance(s, JsonLines)), None)
+    try:
+        return lines.cut_back(logged) if lines is not None else cut_lines(run.run_dir / METRICS, logged)
+    except OSError as error:
+        logger.warning("%s still tells of updates that are done again: %s", run.run_dir / METRICS, error)
+        return 0
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,8 +101,11 @@ def put(
     per_rank: Mapping[str, Any],
     *,
     strict: bool = True,
-) -> None:
+) -> Mapping[str, Any]:
     """Make the run what it was when the checkpoint was saved. Not collective; every rank reads what it needs.
+
+    Returns:
+        What the checkpoint says of the progress.
 
     Raises:
         CheckpointError: AR605 weights do not fit, AR612 other parts do not, AR607 code would have to run, AR618 a generator.
@@ -96,7 +121,9 @@ def put(
             model.buffers_sync.changing = list(shared["buffers"].get(name, ()))
     for name, slot in run.slots.items():
         if name in shared["optimizers"]:
-            _put_optimizer(slot, shared["optimizers"][name], found.path)
+            # Where ranks train apart, each has a state of its own.
+            state = (mine or {}).get("optimizers", shared["optimizers"])[name]
+            _put_optimizer(slot, state, found.path)
             _put_slot(slot, shared["schedulers"][name], shared["slots"][name], found.path)
     if run.precision.scaler is not None and shared["scaler"] is not None:
         run.precision.scaler.load_state_dict(shared["scaler"])
@@ -108,8 +135,10 @@ def put(
             _load(thing, shared["tracked"][name], f"run.track({name}=...)", found.path)
     _put_loaders(run, mine["loaders"] if mine is not None else shared["loaders"])
     run._stepper._some_unused.update(shared["some_unused"])
+    sending.put(run, shared, mine)
     run.epoch = shared["progress"]["epoch"]
     _put_own(run, found, mine, per_rank, strict)
+    return shared["progress"]
 
 
 def _require_same_parts(

@@ -122,7 +122,7 @@ def start(
                 global_batch_size=global_batch_size,
                 accumulation_steps=accumulation_steps,
                 micro_batch_size=micro_batch_size,
-                make_sinks=lambda: [*default_sinks(folder, tensorboard), *sinks],
+                make_sinks=lambda resumed_at: [*default_sinks(folder, tensorboard, resumed_at), *sinks],
                 sinks=tuple(sinks),
             )
             run.resume_from = os.fspath(resume)

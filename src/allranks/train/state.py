@@ -37,7 +37,7 @@ class RunState:
         global_batch_size: int | None,
         accumulation_steps: int,
         micro_batch_size: int | None,
-        make_sinks: Callable[[], list[Sink]],
+        make_sinks: Callable[[int | None], list[Sink]],
         sinks: tuple[Sink, ...] = (),
     ) -> None:
         self.place, self.device, self.run_dir, self.seed = place, device, run_dir, seed
@@ -53,6 +53,7 @@ class RunState:
         self.on_update: list[Callable[[Update], None]] = []
         self._membership, self._make_sinks = membership, make_sinks
         self._sinks: list[Sink] | None = None  # made by the first run.log: trackers are slow to import
+        self._resumed_at: int | None = None  # updates that the checkpoint had
         self._given_sinks = (
             sinks if place.rank == 0 else ()
         )  # the user's own, closed also if nothing was logged

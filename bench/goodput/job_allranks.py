@@ -1,11 +1,10 @@
 """The job with allranks: saved every 25 updates, resumed by itself.  job_allranks.py PROGRESS"""
 
 import sys
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from work import EPOCHS, data, model
+from work import EPOCHS, Progress, data, model
 
 import allranks
 
@@ -14,8 +13,9 @@ with allranks.start(global_batch_size=64, seed=1) as run:
     adam = run.optimizer(torch.optim.Adam(net.parameters(), lr=1e-3))
     loader = run.loader(data(), shuffle=True, num_workers=0)
     run.save_every(steps=25)
+    progress = Progress(sys.argv[1])
     for _ in run.epochs(EPOCHS):
         for x, y in loader:
             run.step(F.cross_entropy(net(x), y))
             if run.is_rank_zero:
-                Path(sys.argv[1]).write_text(str(run.updates))
+                progress.say(run.updates)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from work import EPOCHS, data, model
+from work import EPOCHS, Progress, data, model
 
 dist.init_process_group("gloo")
 torch.manual_seed(1)
@@ -17,6 +17,7 @@ adam = torch.optim.Adam(net.parameters(), lr=1e-3)
 sampler = DistributedSampler(data(), seed=1)
 loader = DataLoader(data(), batch_size=32, sampler=sampler)
 path, updates = Path(sys.argv[1]).with_name("plain.pt"), 0
+progress = Progress(sys.argv[1])
 if path.exists():
     state = torch.load(path)
     net.load_state_dict(state["net"])
@@ -32,7 +33,7 @@ for epoch in range(updates // len(loader), EPOCHS):
         adam.step()
         updates += 1
         if dist.get_rank() == 0:
-            Path(sys.argv[1]).write_text(str(updates))
+            progress.say(updates)
             if updates % 25 == 0:
                 torch.save(
                     {"net": net.state_dict(), "adam": adam.state_dict(), "updates": updates}, f"{path}.new"

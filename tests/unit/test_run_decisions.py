@@ -93,6 +93,13 @@ def test_decide_when_the_machines_fail_then_back_off_doubles_and_is_capped() -> 
     assert waits == [1, 2, 4, 8, 16, 30, 30]
 
 
+def test_decide_when_the_training_got_further_then_the_back_off_begins_anew() -> None:
+    steps = [None, None, 20, 20, 40, 30, 30, 90]
+    failures = [Failure(False, "", step) for step in steps]
+    waits = [decide(failures[: n + 1], 100).wait_s for n in range(len(steps))]
+    assert waits == [1, 2, 1, 2, 1, 2, 4, 1]
+
+
 def test_decide_when_the_same_exception_comes_back_then_it_stops_and_says_so() -> None:
     same = [Failure(True, "E at a:1", 7), Failure(True, "E at a:1", 7)]
     assert not decide(same, 5).restart

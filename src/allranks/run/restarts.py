@@ -50,13 +50,18 @@ def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:
         step = f" at step {last.step}" if last.step is not None else ""
         said = f"AR044 the same failure twice in a row, {last.identity}{step}: another restart would end the same way"
         return Decision(False, 0.0, said, "AR044")
-    in_row = 0
-    for failure in reversed(failures):
-        if failure.by_script != failures[-1].by_script:
+    wait = min(MAX_WAIT_S, 2.0 ** (_in_row(failures) - 1))
+    return Decision(True, wait, f"restart {used + 1} of {max_restarts} in {wait:.0f} s (failures: {counted})")
+
+
+def _in_row(failures: Sequence[Failure]) -> int:
+    """How many of the last ones are of one kind, the training getting no further: each doubles the wait."""
+    in_row = 1
+    for before, after in zip(failures[-2::-1], failures[:0:-1], strict=True):
+        if before.by_script != after.by_script or (before.step or 0) < (after.step or 0):
             break
         in_row += 1
-    wait = min(MAX_WAIT_S, 2.0 ** (in_row - 1))
-    return Decision(True, wait, f"restart {used + 1} of {max_restarts} in {wait:.0f} s (failures: {counted})")
+    return in_row
 
 
 def _came_back(failures: Sequence[Failure]) -> bool:

@@ -11,6 +11,7 @@ from allranks.core.job import Job, NodeInfo, RankExit
 from allranks.watch import gather, proc
 from allranks.watch.evidence import Call, Evidence, Exit, Loader, Node, Rank, Record
 from allranks.watch.reading import place_of, with_code
+from allranks.watch.related import related_lines
 from allranks.watch.rows import Row
 from allranks.watch.stacks import parse_traceback
 from allranks.watch.verdict import seconds
@@ -40,7 +41,7 @@ def rank_of_exit(ended: RankExit, folder: Path | None, *, is_local: bool) -> Ran
     )
     if is_local and ended.pid:
         rank = gather.last_evidence(rank, folder)
-    return replace(rank, notes=_notes(rank))
+    return replace(rank, notes=_notes(rank), related=related_lines(rank))
 
 
 def with_failure(rank: Rank, log: Path) -> Rank:
@@ -56,7 +57,7 @@ def with_failure(rank: Rank, log: Path) -> Rank:
         return rank
     frames = tuple(f if f.code else with_code(f) for f in failure.frames)
     rank = replace(rank, failure=replace(failure, frames=frames), output=tuple(lines[-30:]))
-    return replace(rank, notes=_notes(rank))
+    return replace(rank, notes=_notes(rank), related=related_lines(rank))
 
 
 def _notes(rank: Rank) -> dict[str, str]:

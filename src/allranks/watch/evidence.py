@@ -277,6 +277,9 @@ class Rank:
     notes: dict[str, str] = field(default_factory=dict)
     """What else was found out at the exit: 'exists' = the path its error did not find, and that is there now."""
 
+    related: tuple[Place, ...] = ()
+    """Other lines of its program that belong to its error (related.py)."""
+
     @property
     def is_alive(self) -> bool:
         """Whether the process is there and has not ended."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from allranks.watch.case import Case
 from allranks.watch.evidence import Rank
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR205", "rank-exited"
+
+_UNKNOWN_RANK = re.compile(r"error: unrecognized arguments:.*--local[-_]rank")
 
 
 def find(case: Case) -> Verdict | None:
@@ -25,14 +29,26 @@ def find(case: Case) -> Verdict | None:
     if first.record is not None:
         call = {"hard_exit": "os._exit", "system_exit": "sys.exit"}.get(first.record.exit_kind, "exit")
         where = case.frames([first.record.exit_where]) if first.record.exit_where else None
+    said, fix = (
+        [],
+        "let all ranks leave together: agree on it with an all_reduce of the decision before leaving",
+    )
+    after = case.waits_for([first])
+    if unknown := next((x for x in reversed(first.output) if _UNKNOWN_RANK.search(x)), ""):
+        after = f": {unknown.strip()[-80:]}"
+        said, where = [unknown.strip()[:160]], (*map(case.at, first.related), *(where or ()))
+        fix = (
+            "read LOCAL_RANK from the environment: int(os.environ['LOCAL_RANK']); "
+            "add_argument('--local-rank', '--local_rank') accepts both spellings"
+        )
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who([first])} exited with code {code} ({call}) in the middle of the job{case.waits_for([first])}",
+        f"{case.who([first])} exited with code {code} ({call}) in the middle of the job{after}",
         [first],
         where=where,
-        facts=[f"the process ended itself with code {code}; no exception, no signal"],
-        fix="let all ranks leave together: agree on it with an all_reduce of the decision before leaving",
+        facts=[f"the process ended itself with code {code}; no exception, no signal", *said],
+        fix=fix,
         can_go_on=False,
     )
 

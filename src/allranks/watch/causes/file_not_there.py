@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.watch.case import Case
 from allranks.watch.causes.raised import failure_of
+from allranks.watch.noted import notes, place
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR210", "file-not-there-yet"
@@ -23,6 +24,12 @@ def find(case: Case) -> Verdict | None:
         facts.append(
             f"{path} is there now, {first.notes['exists']} after the error: another rank made it too late"
         )
+    for other in others:
+        facts += [
+            f"rank {other.rank} writes it at {case.at_short(place(n))}"
+            for n in notes(other, "saved")
+            if n.get("path") == path
+        ]
     for other in others[:2]:
         if lines := case.stands_at(other):
             facts.append(f"{case.who([other])} was at {lines[0]}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from allranks.watch import meeting
 from allranks.watch.case import Case
 from allranks.watch.causes.finished import is_done
+from allranks.watch.causes.killed import signal_name
 from allranks.watch.evidence import Rank
+from allranks.watch.noted import notes
 from allranks.watch.observed import Loop
 from allranks.watch.stacks import user_frames
 from allranks.watch.verdict import Place, Verdict, many, ranks_text
@@ -38,6 +40,7 @@ def _by_batches(case: Case) -> Verdict | None:
         facts.append(
             f"rank {numbers[0]} has drawn {loader.drawn} of {loader.length} batches of its pass {loader.number}"
         )
+    facts += [f"rank {r.rank} had got {_signals(r)}" for r in gave_up if _signals(r)]
     what = "left its loop" if _has_batches_left(gave_up[0]) else "skipped a step (a batch without a backward)"
     places = [case.at(c.where) for r in gave_up[:1] if r.record and (c := r.record.inside) and c.where]
     places += [line for n in training[:1] if (r := case.evidence.rank(n)) for line in case.stands_at(r)[:1]]
@@ -104,6 +107,14 @@ def _loop_left(inside: Rank, after: Rank) -> Loop | None:
 def _own_frames(rank: Rank) -> tuple[Place, ...]:
     stack = next((s for s in rank.stacks if s.is_main), None)
     return user_frames(stack.frames) if stack is not None else ()
+
+
+def _signals(rank: Rank) -> str:
+    """'signal 15 (SIGTERM) at step 10', of those that its own handlers took."""
+    return ", ".join(
+        f"signal {n['number']} ({signal_name(int(n['number']))}) at step {n.get('step')}"
+        for n in notes(rank, "signal")[-2:]
+    )
 
 
 def _is_out(case: Case, rank: Rank) -> bool:

@@ -25,7 +25,7 @@ def find(case: Case) -> Verdict | None:
         NAME,
         f"{case.who(said)}: a parameter got its gradient twice in one backward of DDP{named}",
         said,
-        where=case.frames(failure.frames),
+        where=tuple(dict.fromkeys([*case.frames(failure.frames), *map(case.at, said[0].related)])),
         facts=[
             failure.message.split("\n")[0][:200],
             f"{case.who(said)} {many([r.rank for r in said], 'says', 'say')} so",

@@ -40,6 +40,7 @@ class LocalSteps:
         self.settings, self._mean = settings, mean or _world_mean
         self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
         self.updates = 0  # since the last synchronisation
+        self._own: dict[str, torch.Tensor] | None = None  # while the mean is in their place
         self._anchors: list[torch.Tensor] = []  # the weights of the last synchronisation, stepped by `_outer`
         self._outer: torch.optim.SGD | None = None
         if settings.outer_optimizer is not None:
@@ -83,16 +84,17 @@ class LocalSteps:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean of all ranks' weights in their place, for the block; afterwards each rank has its own again. **Collective**."""
-        if not self.is_apart:
+        if not self.is_apart or self._own is not None:
             yield
             return
-        own = self.own_weights()
+        own = self._own = self.own_weights()
         with torch.no_grad():
             for parameter, mean in zip(self._parameters, self._means(), strict=True):
                 parameter.copy_(mean)
         try:
             yield
         finally:
+            self._own = None
             self.put_weights(own)
 
     def _means(self) -> list[torch.Tensor]:
@@ -111,6 +113,8 @@ class LocalSteps:
 
     def own_weights(self) -> dict[str, torch.Tensor]:
         """Copies of this rank's weights, by name."""
+        if self._own is not None:
+            return self._own
         return {n: p.detach().clone() for n, p in zip(self._names, self._parameters, strict=True)}
 
     def put_weights(self, weights: Mapping[str, torch.Tensor]) -> None:

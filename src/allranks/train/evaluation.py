@@ -13,6 +13,7 @@ from allranks.comm import gradients, values
 from allranks.core.errors import UsageError
 from allranks.data import RankLoader
 from allranks.record.values import Phase
+from allranks.train import sending
 from allranks.train.state import RunState
 from allranks.wrap import Ema, plain
 
@@ -24,7 +25,8 @@ class Evaluating(RunState):
     def evaluate(self, *models: nn.Module, ema: Ema | None = None) -> Iterator[None]:
         """Evaluation mode, no gradients, no communication in forwards, for the block; afterwards everything as it was.
 
-        Entering is **collective** (running statistics become rank 0's); inside, ranks may do different numbers of batches.
+        Entering is **collective** (running statistics become rank 0's, and where ranks train apart the mean of their weights takes
+        their place); inside, ranks may do different numbers of batches.
 
         Args:
             models: Those to switch; all of the run's if none is given.
@@ -37,7 +39,11 @@ class Evaluating(RunState):
         self._window.local += 1
         self._record.phase(Phase.EVALUATE)
         try:
-            with torch.no_grad(), ema.swapped() if ema is not None else contextlib.nullcontext():
+            with (
+                torch.no_grad(),
+                sending.averaged(self.models),
+                ema.swapped() if ema is not None else contextlib.nullcontext(),
+            ):
                 for m in chosen:
                     m.eval()
                 yield
@@ -53,6 +59,12 @@ class Evaluating(RunState):
             model.buffers_sync.settle()
         for ema in self.emas.values():
             ema.settle()
+
+    def synchronize(self) -> None:
+        """Make the weights of all ranks equal now, where they train apart (sync_every); done at the end of a run. Collective."""
+        for model in self.models.values():
+            if model.local_steps is not None:
+                model.local_steps.synchronize()
 
     def sum(self, values_: Any, /) -> Any:
         """The sum over all ranks of a number, a tensor, or an iterable of them; exact for whole numbers. Collective.

@@ -15,8 +15,10 @@ from allranks.train.evaluation import Evaluating
 from allranks.train.feeding import Feeding
 from allranks.train.saving import Saving
 from allranks.train.scaling import ScaledLR, scale_lr
+from allranks.train.sending import announce
 from allranks.train.slots import OptimizerSlot, Update, check_positive
 from allranks.wrap import Ema, Model, plain
+from allranks.wrap.settings import CompressSettings, LocalSettings
 
 
 class Run(Saving, Feeding, Evaluating, Deciding):
@@ -38,6 +40,13 @@ class Run(Saving, Feeding, Evaluating, Deciding):
         static_graph: bool = False,
         bucket_cap_mb: float | None = None,
         shared_memory: bool | Literal["auto"] = "auto",
+        compress: str = "none",
+        compress_rank: int = 4,
+        accuracy: str = "bf16",
+        sync_every: int = 1,
+        outer_optimizer: str | None = None,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
     ) -> Model:
         """Move a module to the device and replicate it: rank 0's weights and buffers on every rank. Collective.
 
@@ -50,13 +59,24 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             static_graph: DDP's promise that the graph never changes.
             bucket_cap_mb: DDP's size of a gradient bucket in MiB.
             shared_memory: Ranks on the CPUs of one host exchange gradients through memory, where they can ("auto"); True insists on it.
+            compress: How gradients cross the network: "none" loses nothing; "bf16", "fp16", "int8" and "powersgd" send less and change
+                what is learned a little; "auto" takes the fastest that `accuracy` allows. See docs/how-to/slow-networks.md.
+            compress_rank: Of powersgd's products: more is closer to the gradient, and more to send.
+            accuracy: What "auto" may take: "lossless", "bf16" (or lossless), "any".
+            sync_every: Updates that each rank makes on its own before the ranks take the mean of their weights. 1: none.
+            outer_optimizer: "nesterov" makes the difference since the last mean the gradient of an outer SGD (DiLoCo).
+            outer_lr: Its learning rate.
+            outer_momentum: Its momentum.
 
         Raises:
             CommError: AR052 shared_memory=True, and the ranks have none in common.
             RanksDisagree: AR280 the ranks built different models.
-            UsageError: AR100 the run is over, AR112 the module is replicated already.
+            UsageError: AR100 the run is over, AR112 the module is replicated already, AR117 and AR118 ways to send that do not work.
         """
         self._require_open("model")
+        sending_by = CompressSettings(compress, compress_rank, accuracy)
+        local = LocalSettings(sync_every, outer_optimizer, outer_lr, outer_momentum)
+        local.check_with(sending_by, static_graph=static_graph)
         if isinstance(module, (Model, nn.parallel.DistributedDataParallel)):
             raise UsageError(
                 "AR112",
@@ -82,8 +102,11 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             static_graph=static_graph,
             bucket_cap_mb=bucket_cap_mb,
             shared_memory=shared_memory,
+            compress=sending_by,
+            local=local,
         )
         self.models[name] = made
+        announce(self, made, sending_by, local, self._event)
         return made
 
     @staticmethod
@@ -314,5 +337,6 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             else {m.name: m for m in self._stepper.models_of(self._stepper.slot_of(optimizer))}
         )
         for ema in self.emas.values():
-            if not isinstance(ema.model, Model) or ema.model.name in models:
-                ema.update()
+            if isinstance(ema.model, Model) and (ema.model.is_apart or ema.model.name not in models):
+                continue  # where ranks train apart: averages of what all ranks have in common
+            ema.update()

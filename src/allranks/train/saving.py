@@ -21,7 +21,7 @@ from allranks.comm import values
 from allranks.core.errors import CheckpointError, CommError, UsageError
 from allranks.data import RankLoader
 from allranks.record.values import Phase
-from allranks.train import snapshot
+from allranks.train import sending, snapshot
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
 from allranks.train.pausing import Decision, Pause
@@ -164,6 +164,7 @@ class Saving(Evaluating, Deciding, Resuming):
         super()._on_end(loader)
         if (
             loader.is_training
+            and not any(m.is_apart for m in self.models.values())  # who is apart must meet to save
             and self._updates_seen == self.updates
             and self._is_in_epoch
             and self._has_begun
@@ -246,7 +247,8 @@ class Saving(Evaluating, Deciding, Resuming):
             self._save_now()
 
     def _end_training(self) -> None:
-        """The last epoch is over. Collective if it saves."""
+        """The last epoch is over. Collective if it saves, and where ranks train apart."""
+        self.synchronize()
         if self._saves_at_the_end and self._saved_at != (self.updates, self.epoch):
             self._save_now()
 
@@ -269,8 +271,9 @@ class Saving(Evaluating, Deciding, Resuming):
         try:
             checkpoints = self._open_checkpoints()
             self.settle()
-            state = snapshot.take(self, self._tracked, self._tracked_per_rank, values_)
-            checkpoints.save(state, blocking=blocking)
+            with sending.averaged(self.models):
+                state = snapshot.take(self, self._tracked, self._tracked_per_rank, values_)
+                checkpoints.save(state, blocking=blocking)
         finally:
             self._record.leave()
         self._saved_at = (self.updates, self.epoch)
@@ -302,8 +305,10 @@ class Saving(Evaluating, Deciding, Resuming):
             CheckpointError: AR608 the last save failed; not if `failing`.
         """
         try:
-            if self._is_open and self._wanted is not None and not failing:
-                self._save_wanted()
+            if self._is_open and not failing:
+                if self._wanted is not None:
+                    self._save_wanted()
+                self.synchronize()
         finally:
             self._signals.close()
             self._pause.close()

@@ -90,8 +90,14 @@ class LocalSettings:
                 fix="outer_lr > 0 (0.7 in the paper), outer_momentum in [0, 1) (0.9)",
             )
 
-    def check_with(self, compress: CompressSettings) -> None:
-        """Refuse what would do nothing."""
+    def check_with(self, compress: CompressSettings, *, static_graph: bool) -> None:
+        """Refuse what would do nothing, or cannot be."""
+        if self.every > 1 and static_graph:
+            raise UsageError(
+                "AR118",
+                f"sync_every={self.every} and static_graph=True: DDP makes a static graph's first update on all ranks",
+                fix="one of the two",
+            )
         if self.every > 1 and compress.method != "none":
             raise UsageError(
                 "AR118",

@@ -41,6 +41,7 @@ from allranks.watch.causes import (
     not_coming,
     not_finite,
     not_reachable,
+    one_file,
     other_dtype,
     other_line,
     other_operation,
@@ -64,6 +65,7 @@ from allranks.watch.causes import (
     uneven,
     uninterruptible,
     unused,
+    versions_differ,
     works_alone,
     write_stuck,
     wrong_address,
@@ -96,7 +98,7 @@ CAUSES: tuple[Cause, ...] = (
     # ended, by what is known of the error
     wrong_identity, port_taken, wrong_address, not_reachable,
     unused, ready_twice, static_graph, models_differ, stray_call,
-    shm_full, too_many_files, loader_died, file_not_there, debugger, raised,
+    shm_full, one_file, too_many_files, loader_died, file_not_there, debugger, raised,
     out_of_memory, killed, crashed, aborted, exited,
     # stopped
     stopped, stale_lock,
@@ -107,7 +109,7 @@ CAUSES: tuple[Cause, ...] = (
     uninterruptible, never_met, gil_held, loader_stuck, works_alone, deadlock, sleeping, input_wait, file_lock, write_stuck,
     network_wait, program, endless_loop, not_coming,
     # the network, slow, and what is left
-    path_broken, straggler, not_finite, drift, lost_peers,
+    path_broken, versions_differ, straggler, not_finite, drift, lost_peers,
 )  # fmt: skip
 
 SILENT: tuple[Cause, ...] = ()

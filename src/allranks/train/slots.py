@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from allranks.core.errors import UsageError
+from allranks.train import kernels
 from allranks.wrap.model import Model
 
 
@@ -38,6 +39,7 @@ class OptimizerSlot:
     last_pooled: frozenset[str] = frozenset()  # models whose last window was reduced after backward
     models: list[Model] = field(default_factory=list)  # that hold its parameters; kept by Stepper.models_of
     models_key: tuple[int, int] = (-1, -1)
+    has_stepped: bool = False  # in this process
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Every parameter of the optimizer, also those added later."""
@@ -54,22 +56,33 @@ class OptimizerSlot:
             torch.nn.utils.clip_grad_value_(parameters, clip_value)
         if clip_norm is None:
             return None
-        return torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        # One call for all norms and one for all products also on a CPU, where torch would go from one to the next: the same bits.
+        is_plain = all(p.grad is None or p.grad.layout is torch.strided for p in parameters)
+        return torch.nn.utils.clip_grad_norm_(parameters, clip_norm, foreach=True if is_plain else None)
 
     def take_step(self, scaler: torch.amp.GradScaler | None) -> None:
         """optimizer.step() with the learning rates of the warm-up, if it is still on."""
-        factor = min(1.0, (self.updates + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        if not self.has_stepped:
+            self.has_stepped = True
+            kernels.choose(self.optimizer)
+        if self.updates >= self.warmup_steps:
+            self._step(scaler)
+            return
+        factor = min(1.0, (self.updates + 1) / self.warmup_steps)
         groups = self.optimizer.param_groups
-        rates = [g["lr"] for g in groups] if factor < 1 else []
-        for group in groups if factor < 1 else ():
+        rates = [g["lr"] for g in groups]
+        for group in groups:
             group["lr"] = group["lr"] * factor
+        self._step(scaler)
+        # The schedulers compute from the rate without warm-up, so every scheduler goes together with it.
+        for group, rate in zip(groups, rates, strict=False):
+            group["lr"] = rate
+
+    def _step(self, scaler: torch.amp.GradScaler | None) -> None:
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
-        # The schedulers compute from the rate without warm-up, so every scheduler goes together with it.
-        for group, rate in zip(groups, rates, strict=False):
-            group["lr"] = rate
 
 
 def check_positive(name: str, value: float | None) -> None:

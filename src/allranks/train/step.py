@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from allranks.core.errors import UsageError, warn_once
 from allranks.data.batch import MicroBatch
+from allranks.train import kernels
 from allranks.train.pooling import pool_gradients, used_anywhere
 from allranks.train.slots import OptimizerSlot, Update
 from allranks.wrap.model import Model, Window
@@ -328,7 +329,7 @@ class Stepper:
                 model.buffers_sync.find_changing()
             if model.local_steps is None or model.local_steps.after_update():
                 model.buffers_sync.after_update()
-        slot.optimizer.zero_grad(set_to_none=True)
+        kernels.forget_gradients(slot.optimizer)
 
 
 class _Total:

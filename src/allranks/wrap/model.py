@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,8 @@ from allranks.wrap.local import LocalSteps
 from allranks.wrap.precision import Precision
 from allranks.wrap.reducer import replicate, unreduced
 from allranks.wrap.settings import CompressSettings, LocalSettings
+
+_is_trainable = attrgetter("requires_grad")  # with all() and any(): no Python code for each parameter
 
 
 class Window:
@@ -75,7 +78,7 @@ class Model(nn.Module):
         self._compress, self._local = compress or CompressSettings(), local or LocalSettings()
         self._scaler = precision.scaler if precision is not None else None
         self.exchange: Exchange | None = (
-            None  # where gradients go neither through DDP nor through memory alone
+            None  # None: DDP's own, or memory alone
         )
         self.local_steps: LocalSteps | None = None  # where ranks train apart between two synchronisations
         self.on_choice: Any = None  # told what compress="auto" has chosen
@@ -90,9 +93,8 @@ class Model(nn.Module):
         if self.local_steps is not None:
             self.local_steps.synchronize()  # DDP gives rank 0's weights to all
         named = list(plain(self.module).named_parameters())
-        self._every = [p for _, p in named]
-        self._flags = [p.requires_grad for p in self._every]
-        self.trainable = [p for p in self._every if p.requires_grad]
+        self._frozen = [p for _, p in named if not p.requires_grad]
+        self.trainable = [p for _, p in named if p.requires_grad]
         self.trainable_names = [n for n, p in named if p.requires_grad]
         if self._world_size > 1 and self.trainable:
             require_same_model(plain(self.module), name)
@@ -146,7 +148,7 @@ class Model(nn.Module):
         target: Any = self.module
         if replica is not None and not window.local and torch.is_grad_enabled():
             if window.is_last:
-                if [p.requires_grad for p in self._every] != self._flags:
+                if not all(map(_is_trainable, self.trainable)) or any(map(_is_trainable, self._frozen)):
                     self._wrap()  # frozen or unfrozen since: DDP only knows what was trainable when it was built
                     replica = self.replica
                 self.pending = self.local_steps is None

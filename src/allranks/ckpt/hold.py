@@ -6,7 +6,8 @@ would cost more than the copy: page faults make it 0.28 s against 0.011 s for 10
 
 from __future__ import annotations
 
-import numpy as np
+import ctypes
+
 import torch
 
 
@@ -25,18 +26,21 @@ class Holder:
 
     def copy(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
         """A copy in memory of the host; complete only after `finish()`. A tensor met under two paths is copied once."""
-        identity = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
-        if tensor.numel() and identity in self._same:
-            return self._same[identity]
+        place = tensor.data_ptr()
+        identity = (place, tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if (copied := self._same.get(identity)) is not None and tensor.numel():
+            return copied
         buffer = self._buffers.get(path)
         if buffer is None or not _fits(buffer, tensor):
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=_can_pin(tensor.device))
-        if _is_plain_memory(tensor) and _is_plain_memory(buffer):
-            np.copyto(_bytes(buffer), _bytes(tensor))
-        else:
-            buffer.copy_(tensor, non_blocking=tensor.device.type != "cpu")
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
+            buffer.copy_(tensor, non_blocking=True)
             self._devices.add(tensor.device)
+        elif _is_plain_memory(tensor):
+            # The buffer has its shape and strides. A thousand small tensors cost as much as 100 MB where each goes through NumPy.
+            ctypes.memmove(buffer.data_ptr(), place, tensor.nbytes)
+        else:
+            buffer.copy_(tensor)
         self._used[path] = self._same[identity] = buffer
         return buffer
 
@@ -63,16 +67,7 @@ class Holder:
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
     # One thread's memcpy: torch divides a copy among its threads, and waits for one that is not running (the machine is shared
     # with loader workers and other ranks): 588 ms against 63 ms for 100 MB at load 10 on 2 cores, and no slower when idle.
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _fits(buffer: torch.Tensor, tensor: torch.Tensor) -> bool:

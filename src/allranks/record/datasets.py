@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
+from allranks.record.lines import USER, kind_of
+from allranks.record.lines import describe as place_in
+
 MAX_PARTS = 24
 MAX_DEPTH = 3
 MAX_ITEMS = 20_000
@@ -21,17 +24,27 @@ _PLAIN = (bool, int, float, str, bytes, PurePath)
 
 
 def describe(dataset: Any) -> dict[str, Any]:
-    """Class, length, hash, and the parts: [path, items, hash in order, hash in any order, the first items]."""
+    """Class, length, hash, and the parts: [path, items, hash in order, hash in any order, the first items, of texts a sketch]."""
     parts: list[list[Any]] = []
     _walk("", dataset, 0, parts, is_data=True)
     text = repr([(p[0], p[1], p[2]) for p in parts])
     return {
         "class": type(dataset).__name__,
+        "code": code_of(dataset),
         "length": length_of(dataset),
         "hash": _hash(text),
         "is_telling": any(p[1] >= 0 for p in parts),
         "parts": parts,
     }
+
+
+def code_of(dataset: Any) -> str:
+    """Where the class says how a sample is read, "file:line function"; "" if that is not the user's."""
+    for name in ("__getitem__", "__iter__"):
+        code = getattr(getattr(type(dataset), name, None), "__code__", None)
+        if code is not None and kind_of(code.co_filename) == USER:
+            return place_in(code, code.co_firstlineno)
+    return ""
 
 
 def length_of(dataset: Any) -> int:
@@ -90,8 +103,13 @@ def _walk_list(path: str, value: Any, depth: int, parts: list[list[Any]]) -> Non
             _walk(f"{path}[{place}]", inner, depth + 1, parts)
         return
     texts = [repr(i) for i in items]
+    sketch = (
+        sorted({zlib.crc32(t.encode()) for t in texts})[:_ENDS]
+        if isinstance(items[0] if items else 0, str)
+        else []
+    )
     any_order = sum(zlib.crc32(t.encode()) * 2654435761 for t in texts) & _MASK
-    parts.append([path, len(value), _hash("|".join(texts)), any_order, [t[:80] for t in texts[:4]]])
+    parts.append([path, len(value), _hash("|".join(texts)), any_order, [t[:80] for t in texts[:4]], sketch])
 
 
 def _is_plain_tuple(value: Any) -> bool:

@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from allranks.record import datasets, notes, process
 from allranks.record import layout as at
-from allranks.record import notes, process
 
 LOOKS = 3
 _writer = process.WRITER
@@ -31,7 +31,7 @@ def watched(fetch: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
     _left -= 1
     before = _states()
     batch = fetch(fetcher, indices)
-    _note_draws(before, type(getattr(fetcher, "dataset", None)).__name__)
+    _note_draws(before, getattr(fetcher, "dataset", None))
     return batch
 
 
@@ -48,7 +48,7 @@ def watching(fetch: Callable[..., Any]) -> Callable[..., Any]:
         before = _states()
         batch = fetch(self, indices)
         try:
-            _note_draws(before, type(self.dataset).__name__)
+            _note_draws(before, self.dataset)
             if (value := content(batch)) is not None:
                 _note(
                     "first",
@@ -82,7 +82,7 @@ def _states() -> dict[str, int] | None:
         return None
 
 
-def _note_draws(before: dict[str, int] | None, dataset: str) -> None:
+def _note_draws(before: dict[str, int] | None, dataset: Any) -> None:
     global _left
     after = _states() if before is not None else None
     if before is None or after is None:
@@ -90,11 +90,12 @@ def _note_draws(before: dict[str, int] | None, dataset: str) -> None:
     drawn = {name: before[name] for name in before if before[name] != after.get(name)}
     if drawn:
         _left = 0
-        _note("draws", states=drawn, dataset=dataset)
+        _note("draws", dataset, states=drawn)
 
 
-def _note(kind: str, **values: Any) -> None:
+def _note(kind: str, dataset: Any, **values: Any) -> None:
     words = _writer.words
+    values |= {"dataset": type(dataset).__name__, "code": datasets.code_of(dataset)}
     if words[at.W_ROLE] == at.LOADER_WORKER:
         notes.note_for_rank(kind, worker=words[at.W_WORKER_ID], **values)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import calls, compat, notes, process, states, ticking
+from allranks.record import calls, closing, compat, notes, process, states, ticking
 from allranks.record import layout as at
 
 _writer, _lines = process.WRITER, process.LINES
@@ -76,6 +76,7 @@ def has_joined(module: Any) -> None:
     calls.forget_groups()
     process.become(at.RANK_ROLE, rank=module.get_rank(), world_size=module.get_world_size())
     ticking.start()
+    closing.register()
 
 
 def _become_rank(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -98,6 +99,8 @@ def _marked_destroy(destroy: Callable[..., None], module: Any) -> Callable[..., 
             destroy(*args, **kwargs)
             return
         line = _lines.here()
+        if thread == _writer.owner:
+            closing.look()
         slot = _writer.enter_collective(
             _writer.string("destroy_process_group"), line=line >> 8, is_counted=False
         )

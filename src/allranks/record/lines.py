@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from allranks.record.writer import Writer
 
-_USER, _INSTALLED, _SKIPPED = range(3)
+USER = _USER = 0
+_INSTALLED, _SKIPPED = 1, 2
 _NO_FRAME = (
     "<"  # "<frozen importlib._bootstrap>"; but "<stdin>", "<string>" and "<ipython-input-3>" are the user's
 )

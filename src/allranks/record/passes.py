@@ -21,6 +21,8 @@ NOTED_PASSES = 3
 FIRST_BATCHES = 3
 MAX_INDICES = 16_384
 SKETCH = 512
+MAX_EARLY = 256
+_NOT_BEGUN = object()
 _writer = process.WRITER
 _loaders: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 _bases: dict[
@@ -79,9 +81,11 @@ def begin(loader: Any, iterator: Any, line: str) -> None:
         if known is None:
             known = _loaders[loader] = _Known(len(_loaders) + 1, _facts(loader))
         known.passes += 1
-        if known.passes <= NOTED_PASSES:
-            iterator._allranks_followed = Followed(known, loader, line)
-            _take_early(iterator)
+        followed = Followed(known, loader, line) if known.passes <= NOTED_PASSES else None
+        iterator._allranks_followed = followed
+        for taken in iterator.__dict__.pop("_allranks_early", ()):
+            if followed is not None:
+                _note_taken(followed, taken)
     except Exception:  # noqa: BLE001 - the user's loader is of a kind that is not known here
         return
 
@@ -92,24 +96,18 @@ def mark_indices(iterator_class: Any) -> None:
 
     def marked(self: Any) -> Any:
         taken = take(self)
-        try:
-            followed = self._allranks_followed
-        except AttributeError:  # not followed, or still in its constructor: taken early
-            if "_allranks_early" not in self.__dict__ and "_allranks_pass" not in self.__dict__:
-                self._allranks_early = []
-            if (early := self.__dict__.get("_allranks_early")) is not None and len(early) < 256:
-                early.append(taken)
+        followed = self.__dict__.get("_allranks_followed", _NOT_BEGUN)
+        if followed is None:
             return taken
-        if followed is not None:
+        if followed is not _NOT_BEGUN:
             _note_taken(followed, taken)
+        else:  # its workers are given batches before the pass is known here
+            early = self.__dict__.setdefault("_allranks_early", [])
+            if len(early) < MAX_EARLY:
+                early.append(taken)
         return taken
 
     iterator_class._next_index = marked
-
-
-def _take_early(iterator: Any) -> None:
-    for taken in iterator.__dict__.pop("_allranks_early", ()):
-        _note_taken(iterator._allranks_followed, taken)
 
 
 def _note_taken(followed: Followed, taken: Any) -> None:
@@ -135,12 +133,14 @@ def drawn(iterator: Any, followed: Followed) -> None:
             iterator._allranks_followed = None  # the order was what there was to see
 
 
-def ended(iterator: Any, followed: Followed) -> None:
-    """The pass came to its end."""
+def ended(iterator: Any) -> None:
+    """The pass came to its end; never raises."""
     global _waiting
+    followed = iterator.__dict__.pop("_allranks_followed", None)
+    if followed is None:
+        return
     try:
         _note_pass(followed)
-        iterator._allranks_followed = None
         own, training = followed.known, followed.is_training
         if own.passes <= 2:
             notes.note(
@@ -194,7 +194,9 @@ def _facts(loader: Any) -> dict[str, Any]:
         "iterable": is_iterable,
         "sampler": type(sampler).__name__,
         "is_torchs": type(sampler).__module__.startswith("torch.utils.data"),
-        "share": datasets.length_of(sampler) if not is_iterable else -1,
+        "share": -1
+        if is_iterable or sampler is getattr(loader, "batch_sampler", None)
+        else datasets.length_of(sampler),
         "shuffle": bool(getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler")),
         "replacement": bool(getattr(sampler, "replacement", False)),
         "set_epoch": callable(getattr(sampler, "set_epoch", None)),

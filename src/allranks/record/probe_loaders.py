@@ -112,8 +112,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             batch = draw(self)
         except StopIteration:
             one.ended_ns = writer.words[ended_word] = monotonic_ns()
-            if (followed := self.__dict__.get("_allranks_followed")) is not None:
-                passes.ended(self, followed)
+            passes.ended(self)
             raise
         finally:
             writer.mark(before)

@@ -27,7 +27,7 @@ def samples(count=640):
 
 def loader(dataset=None, **options):
     dataset = dataset or samples()
-    return DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset), **options)
+    return DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset, shuffle=False), **options)
 
 
 def network():

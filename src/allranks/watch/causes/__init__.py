@@ -30,17 +30,22 @@ from allranks.watch.causes import (
     guarded,
     input_wait,
     killed,
+    leak,
     left_loop,
+    listed_differently,
     loader_died,
     loader_stuck,
     lost_peers,
     models_differ,
     network_wait,
     never_met,
+    no_data,
     node_lost,
     not_coming,
+    not_divided,
     not_finite,
     not_reachable,
+    not_split,
     one_file,
     other_dtype,
     other_line,
@@ -49,13 +54,18 @@ from allranks.watch.causes import (
     other_root,
     other_shape,
     out_of_memory,
+    padded,
     path_broken,
     port_taken,
     program,
     raised,
     ready_twice,
+    same_order,
+    same_randomness,
+    same_samples,
     shm_full,
     sleeping,
+    split_differs,
     stale_lock,
     static_graph,
     stopped,
@@ -112,5 +122,8 @@ CAUSES: tuple[Cause, ...] = (
     path_broken, versions_differ, straggler, not_finite, drift, lost_peers,
 )  # fmt: skip
 
-SILENT: tuple[Cause, ...] = ()
+SILENT: tuple[Cause, ...] = (
+    # data
+    listed_differently, split_differs, same_samples, not_divided, same_order, not_split, no_data, same_randomness, padded, leak,
+)  # fmt: skip
 """Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

@@ -49,7 +49,8 @@ def _user(handler: Any) -> Any:
 
 def _noting(handler: Callable[..., Any]) -> Callable[..., Any]:
     def noted(signum: int, frame: Any) -> Any:
-        notes.note("signal", number=int(signum), step=process.WRITER.words[at.W_STEP])
+        words = process.WRITER.words
+        notes.note("signal", number=int(signum), step=words[at.W_STEP], batch=words[at.LOADER + at.L_DRAWN])
         return handler(signum, frame)
 
     _ours[noted] = handler

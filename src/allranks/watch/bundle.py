@@ -14,6 +14,7 @@ from allranks.watch.reading import place_of, with_code
 from allranks.watch.related import related_lines
 from allranks.watch.rows import Row
 from allranks.watch.stacks import parse_traceback
+from allranks.watch.store import with_store
 from allranks.watch.verdict import seconds
 
 _MISSING = re.compile(
@@ -41,7 +42,8 @@ def rank_of_exit(ended: RankExit, folder: Path | None, *, is_local: bool) -> Ran
     )
     if is_local and ended.pid:
         rank = gather.last_evidence(rank, folder)
-    return replace(rank, notes=_notes(rank), related=related_lines(rank))
+    rank = replace(rank, notes=_notes(rank), related=related_lines(rank))
+    return with_store(rank) if is_local else rank
 
 
 def with_failure(rank: Rank, log: Path) -> Rank:
@@ -54,7 +56,8 @@ def with_failure(rank: Rank, log: Path) -> Rank:
         return rank
     failure = parse_traceback(lines)
     if failure is None:
-        return rank
+        rank = replace(rank, output=tuple(lines[-30:]))
+        return replace(rank, related=related_lines(rank))
     frames = tuple(f if f.code else with_code(f) for f in failure.frames)
     rank = replace(rank, failure=replace(failure, frames=frames), output=tuple(lines[-30:]))
     return replace(rank, notes=_notes(rank), related=related_lines(rank))

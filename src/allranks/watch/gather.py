@@ -30,6 +30,7 @@ from allranks.watch.stacks import (
     user_frames,
     user_place,
 )
+from allranks.watch.store import with_store
 from allranks.watch.tracing import with_notes, with_numbers
 
 STACK_DEADLINE_S = 0.25
@@ -104,7 +105,7 @@ def take(
             record = with_numbers(taken.record, own) if with_sums else with_notes(taken.record, own)
             taken = replace(taken, record=record)
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
-        out.append(replace(taken, file_lock=file_lock_of(taken)))
+        out.append(with_store(replace(taken, file_lock=file_lock_of(taken))))
     return tuple(out)
 
 

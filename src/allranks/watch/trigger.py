@@ -120,14 +120,15 @@ class Trigger:
         if any(r.is_leaving and r.phase_s < LEAVING_S for r in live.values()):
             return None  # its end is heard of in a moment, and says more
         waiting = {n: r for n, r in live.items() if wait_s(r) > limit_s(r)}
-        if not waiting or len(rows) < 2:
+        if not waiting or (len(rows) < 2 and not all(r.phase == "init" for r in live.values())):
             self._episode, self._looked_at_s = (), 0.0
             return None
         age = max(wait_s(r) for r in waiting.values())
         standing = {n: _standing(r) for n, r in rows.items()}
         if len(set(standing.values())) == 1 and all(wait_s(r) > 0 for r in live.values()):
             # All in the same: compiling, a big transfer, or a dead network; only the last shows in the sockets.
-            if age < SAME_CALL_S or not all(r.op or r.phase in ("backward", "build") for r in live.values()):
+            kinds = ("backward", "build", "init")
+            if age < SAME_CALL_S or not all(r.op or r.phase in kinds for r in live.values()):
                 return None
             return self._again(
                 ("network", *_moves(waiting)), Suspicion("network", tuple(sorted(waiting)), age)

@@ -112,7 +112,7 @@ def _own_frames(rank: Rank) -> tuple[Place, ...]:
 def _signals(rank: Rank) -> str:
     """'signal 15 (SIGTERM) at step 10', of those that its own handlers took."""
     return ", ".join(
-        f"signal {n['number']} ({signal_name(int(n['number']))}) at step {n.get('step')}"
+        f"signal {n['number']} ({signal_name(int(n['number']))}) at step {n.get('step')}, batch {n.get('batch')}"
         for n in notes(rank, "signal")[-2:]
     )
 

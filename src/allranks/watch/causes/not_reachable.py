@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from allranks.watch.case import Case
+from allranks.watch.evidence import Rank
+from allranks.watch.store import meeting_point
 from allranks.watch.verdict import Verdict, many
 
 CODE, NAME = "AR307", "store-not-reachable"
+MIN_WAIT_S = 2.5
 
 _SAYS = re.compile(
     r"client socket has (?:failed to connect|timed out)|failed to connect "
@@ -15,6 +19,7 @@ _SAYS = re.compile(
     re.I,
 )
 _TARGET = re.compile(r"connect(?:ing)? to \[?([\w.:-]+?)\]?[:,] ?(\d+)|\(([\w.-]+), (\d+)\)")
+_SETTING_UP = ("init", "python", "import", "exit")
 
 
 def find(case: Case) -> Verdict | None:
@@ -24,27 +29,71 @@ def find(case: Case) -> Verdict | None:
         if r.failure
         and _SAYS.search(r.failure.message)
         and r.record is not None
-        and r.record.phase in ("init", "python", "import")
+        and r.record.phase in _SETTING_UP
+        and r.record.step == 0
     ]
-    if not said or (case.roots and case.roots[0] not in said):
+    if not said:
+        return _waiting(case)
+    if case.roots and case.roots[0] not in said:
         return None
     failure = said[0].failure
     assert failure is not None
     target = _TARGET.search(failure.message)
     named = f" {target[1] or target[3]} port {target[2] or target[4]}" if target else ""
-    refused = re.search(r"refused", failure.message, re.I)
-    why = (
-        "refused: no process listens there"
-        if refused
-        else "no answer: a firewall drops it, or the host is down"
-    )
+    return _say(case, said, named, [failure.message.split("\n")[0][:200]], where=case.frames(failure.frames))
+
+
+def _waiting(case: Case) -> Verdict | None:
+    """All ranks there are stand in init_process_group, and some wait where nobody listens, or at another place."""
+    alive = [r for r in case.evidence.ranks if r.is_alive]
+    waits = [r for r in alive if (w := case.waits.get(r.rank)) is not None and w.kind == "init"]
+    if not waits or len(waits) < len(alive) or case.roots:
+        return None
+    if (case.waited_s() or 0.0) < MIN_WAIT_S and case.evidence.trigger != "asked":
+        return None
+    places = {r.rank: meeting_point(r) for r in waits if meeting_point(r)}
+    apart = [r for r in waits if _is_apart(r, places, case)]
+    lonely = [r for r in waits if r.notes.get("store") and "listens" not in r.notes["store"]]
+    found = apart or lonely
+    if not found:
+        return None
+    facts = [f"rank {n} goes to {at}" for n, at in list(places.items())[:4]] if apart else []
+    return _say(case, found, f" at {meeting_point(found[0])}", facts, where=None)
+
+
+def _is_apart(rank: Rank, places: dict[int, str], case: Case) -> bool:
+    """Its port is not the one the others use; names of one host may well differ."""
+    ports = {n: at.rsplit(":", 1)[1] for n, at in places.items()}
+    if len(set(ports.values())) < 2 or rank.rank not in ports:
+        return False
+    first = ports.get(0, Counter(ports.values()).most_common(1)[0][0])
+    return ports[rank.rank] != first
+
+
+def _say(
+    case: Case, ranks: list[Rank], named: str, facts: list[str], where: tuple[str, ...] | None
+) -> Verdict:
+    seen = ranks[0].notes.get("store", "")
+    message = ranks[0].failure.message if ranks[0].failure else ""
+    if "refuses" in seen or re.search(r"refused", message, re.I):
+        why = "refused: no process listens there"
+    elif "not known" in seen or "not known" in message:
+        why = "the name is not known"
+    else:
+        why = "no answer: a firewall drops it, or the host is down"
+    if seen:
+        facts = [*facts, f"tried from {ranks[0].host} just now: {seen}"]
+    if "refuses" in seen and "listens" in seen:
+        facts.append(
+            "the name stands for several addresses, and the store listens on one of them only: name that address"
+        )
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who(said)} {many([r.rank for r in said], 'cannot', 'cannot')} reach the store{named} ({why})",
-        said,
-        where=case.frames(failure.frames),
-        facts=[failure.message.split("\n")[0][:200]],
+        f"{case.who(ranks)} {many([r.rank for r in ranks], 'cannot', 'cannot')} reach the store{named} ({why})",
+        ranks,
+        where=where,
+        facts=facts,
         fix="see that MASTER_ADDR is the first node's name on the network the nodes share, and open the port between them",
         can_go_on=False,
     )

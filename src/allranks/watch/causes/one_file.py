@@ -13,7 +13,7 @@ from allranks.watch.verdict import Verdict, many, ranks_text
 CODE, NAME = "AR211", "file-written-by-several-ranks"
 
 _DAMAGED = re.compile(
-    r"PytorchStreamReader|UnpicklingError|invalid load key|unexpected EOF|Ran out of input|zip archive"
+    r"^EOFError: ?$|PytorchStreamReader|UnpicklingError|invalid load key|unexpected EOF|Ran out of input|zip archive"
     r"|unexpected pos|file in archive|enforce fail at inline_container|pickle data was truncated"
 )
 

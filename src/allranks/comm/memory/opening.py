@@ -68,11 +68,10 @@ def open_memory(num_bytes: int, reason: str = "") -> MemorySum | Refused:
     with contextlib.ExitStack() as stack:
         if made is not None:
             stack.callback(os.close, made)
-        mine, is_one_host = "", False
+        mine = ""
         if refused is None:
             try:
                 found = _take(offers)
-                is_one_host = True
             except OSError as error:
                 mine = f"{type(error).__name__}: {error}"
         answers = values.gather_objects(mine)  # rank 0's descriptor is open until all have answered
@@ -84,7 +83,8 @@ def open_memory(num_bytes: int, reason: str = "") -> MemorySum | Refused:
             for fd in found[1]:
                 if fd >= 0:
                     os.close(fd)
-        return Refused(f"rank {refused[0]}: {refused[1]}", is_one_host or made is not None)
+        is_one_host = len({(o["network"], o["born"][:36]) for o in offers}) == 1
+        return Refused(f"rank {refused[0]}: {refused[1]}", is_one_host)
     assert found is not None
     memory, fds = found
     return MemorySum(memory, Counters(memory, dist.get_rank(), fds, group_timeout_s()), half_bytes)

@@ -39,13 +39,18 @@ def all_mean(tensor: torch.Tensor, group: Any) -> None:
         tensor.div_(size)
         dist.all_reduce(tensor, group=group)
         return
-    both = tensor.new_empty(2 * tensor.numel())
-    dist.all_gather_into_tensor(both, tensor, group=group)
-    first, second = both.chunk(2)
+    first, second = _gather(tensor, group)
     if tensor.dtype in HALF.values():
         tensor.copy_(first.float().add_(second).mul_(0.5))
     else:
         torch.add(first, second, out=tensor).mul_(0.5)
+
+
+def _gather(mine: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    """Every member's tensor, in order of rank. Collective."""
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    return every
 
 
 class Method:
@@ -110,9 +115,7 @@ class Half(Method):
             all_mean(small, self.group)
             flat.copy_(small)
             return
-        both = small.new_empty(2 * small.numel())
-        dist.all_gather_into_tensor(both, small, group=self.group)
-        first, second = both.chunk(2)
+        first, second = _gather(small, self.group)
         flat.copy_(first).add_(second).mul_(0.5)
 
     def wire_bytes(self, element_size: int) -> float:
@@ -176,8 +179,10 @@ class Held(Method):
 
     def rescale(self, factor: float) -> None:
         """See Method."""
-        if self._error is not None:
-            self._error.mul_(factor)
+        if factor != 1.0:
+            self._loaded = {name: known * factor for name, known in self._loaded.items()}
+            if self._error is not None:
+                self._error.mul_(factor)
 
 
 class Int8(Held):
@@ -194,7 +199,7 @@ class Int8(Held):
         mine = _pack(padded)
         sent = _unpack(mine)
         if size == 2:
-            total = self._gather(mine, 2)
+            total = _gather(mine, self.group)
             mean = _unpack(total[0]).add_(_unpack(total[1])).mul_(0.5)
         else:
             theirs = torch.empty_like(mine)
@@ -204,14 +209,9 @@ class Int8(Held):
             low = dist.get_rank(self.group) * share.numel()
             # What this owner could not pass on of the mean is worth `size` of its own gradients.
             sent[low : low + share.numel()] -= (share - _unpack(packed)) * size
-            mean = torch.cat([_unpack(part) for part in self._gather(packed, size)])
+            mean = torch.cat([_unpack(part) for part in _gather(packed, self.group)])
         flat.copy_(mean[:numel])
         return sent[:numel].to(flat.dtype)
-
-    def _gather(self, mine: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-        every = mine.new_empty((size * mine.shape[0], mine.shape[1]))
-        dist.all_gather_into_tensor(every, mine, group=self.group)
-        return every.chunk(size)
 
     def wire_bytes(self, element_size: int) -> float:
         """See Method."""

@@ -224,6 +224,7 @@ class Checkpoints:
         if failing:
             self._background.give_up.set()
         self._background.close()
+        self._holder.close()
         if not failing:
             self._background.check()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGINT, SIGTERM, SIGUSR1
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ from allranks.run.local import shown_as
 from allranks.run.options import Options, parse
 from allranks.run.restarts import Failure, decide
 from allranks.run.roster import Hello
+from allranks.run.signals import Requests
 
 HUB = Hello("a", 2, "2", 0, "job", 2, 2, versions={"torch": "2.13.0"})
 OTHER = replace(HUB, host="b", node_rank=1)
@@ -112,6 +114,35 @@ def test_decide_when_all_restarts_are_used_then_the_kinds_are_counted_apart() ->
     decision = decide([Failure(True, "E at a:1"), Failure(False), Failure(False)], 2)
     assert not decision.restart
     assert "1 by the script, 2 by the machines" in decision.said
+
+
+@pytest.mark.parametrize(
+    ("came", "meant"),
+    [
+        (
+            [(SIGTERM, 0), (SIGTERM, 0.01), (SIGTERM, 1.5)],
+            ["pass on", "ignore", "ignore"],
+        ),  # step and batch script
+        ([(SIGTERM, 0), (SIGTERM, 2.5)], ["pass on", "kill"]),
+        ([(SIGINT, 0), (SIGINT, 0.5)], ["pass on", "kill"]),  # Ctrl-C twice
+        ([(SIGUSR1, 0), (SIGUSR1, 60), (SIGTERM, 120)], ["pass on"] * 3),  # a warning, then the end
+        (
+            [("elsewhere", 0), (SIGTERM, 5), (SIGTERM, 9)],
+            ["ignore", "kill"],
+        ),  # the same at another node, earlier
+        ([(SIGTERM, 0), (SIGINT, 1)], ["pass on", "kill"]),
+    ],
+)
+def test_signals_when_they_come_again_then_only_a_later_one_kills(came: list, meant: list[str]) -> None:
+    requests, judged = Requests(), []
+    for number, now in came:
+        if number == "elsewhere":
+            requests.passed_on_at[SIGTERM] = now
+            continue
+        judged.append(requests.judge(number, now))
+        if judged[-1] == "pass on":
+            requests.passed_on_at[number] = now
+    assert judged == meant
 
 
 def test_of_rank_then_it_has_torchrun_s_variables_and_ours() -> None:

@@ -26,7 +26,7 @@ from allranks.run.members import BEAT_S
 from allranks.run.options import Options
 from allranks.run.output import Console
 from allranks.run.processes import Guard
-from allranks.run.signals import ENDING, FORWARDED, PREEMPTING, Signals, nobody_reads
+from allranks.run.signals import ENDING, FORWARDED, PREEMPTING, Requests, Signals, nobody_reads
 from allranks.run.watch_port import WatchPort
 from allranks.run.watching import Answer, Watching
 from allranks.run.wire import Link, Message, SocketLink, silence
@@ -80,8 +80,7 @@ class Agent:
         self._hub_lost_at = 0.0
         self._next_beat = 0.0
         self._next_check = 0.0
-        self._ending_signals: list[float] = []
-        self._forwarded_at: dict[int, float] = {}
+        self._requests = Requests()
         self._captures: list[Answer] = []
         self._port = WatchPort(hub)
         self._reported_stop = True
@@ -215,11 +214,10 @@ class Agent:
 
     def _take_signal(self, number: int, now: float) -> None:
         if number in FORWARDED:
-            if number in ENDING:
-                self._ending_signals.append(now)
-            if len(self._ending_signals) > 1 and number in ENDING:
+            wanted = self._requests.judge(number, now)
+            if wanted == "kill":
                 self._kill_now(number)
-            else:
+            elif wanted == "pass on":
                 self._send_on(number, now)
         elif number == signal.SIGWINCH and self.local is not None:
             self.local.output.window_changed()
@@ -243,7 +241,7 @@ class Agent:
             self.console.say("allranks: interrupted; waiting for the ranks to end (Ctrl-C again kills them)")
 
     def _forward(self, number: int, now: float) -> None:
-        self._forwarded_at[number] = now
+        self._requests.passed_on_at[number] = now
         if self.local is not None:
             self.local.forward(number)
 
@@ -317,7 +315,7 @@ class Agent:
             preempt.ask_to_stop(self.node_dir, f"{signal.Signals(number).name} on host {message.get('host')}")
         if message.get("kills") and self.local is not None:
             self.local.kill()
-        elif message.get("ends") and number not in self._forwarded_at:
+        elif message.get("ends") and number not in self._requests.passed_on_at:
             self._forward(signal.SIGTERM if number == signal.SIGHUP else number, now)
 
     def _on_verdict(self, message: Message) -> None:

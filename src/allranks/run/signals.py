@@ -8,6 +8,7 @@ import select
 import signal
 from collections import deque
 from types import FrameType
+from typing import Literal
 
 FORWARDED = tuple(
     getattr(signal, name)
@@ -18,6 +19,29 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 """A user or a scheduler that sends one of these wants the job to end."""
 PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send before the end of a job: ranks are asked to save and leave."""
+SAME_REQUEST_S = 2.0
+"""One of these that comes again within this time is the same request; later, it is a second one. As in the ranks (train/signals.py)."""
+
+
+class Requests:
+    """Which of the signals that come ask for something new? A scheduler signals a step and its batch script, and every node."""
+
+    def __init__(self) -> None:
+        self.passed_on_at: dict[int, float] = {}
+        """When each signal was last passed on to the ranks here, also for another node."""
+        self._ending = 0
+
+    def judge(self, number: int, now: float) -> Literal["pass on", "kill", "ignore"]:
+        """What a signal that has come to this node means: the second that asks for the end kills."""
+        if number not in ENDING:
+            return "pass on"
+        passed_on_at = self.passed_on_at.get(number) if number in PREEMPTING else None
+        if passed_on_at is not None and self._ending and now - passed_on_at < SAME_REQUEST_S:
+            return "ignore"
+        self._ending += 1
+        if self._ending > 1:
+            return "kill"
+        return "pass on" if passed_on_at is None else "ignore"
 
 
 class Signals:

@@ -13,7 +13,7 @@ import pytest
 
 from support.command import Command, StartCommand, command_path
 
-JOB = Path(__file__).with_name("resume_job.py")
+JOB = Path(__file__).parents[1] / "support" / "resume_job.py"
 UPDATES = 1200
 
 

@@ -165,7 +165,7 @@ def _sample(doing: Doing, timeline: list[StepTimes], t: float) -> Sample:
         step=n,
         phases=phases,
         exchanged_s=exchanged,
-        exchanged_steps=n,
+        exchanged_of_s=n * doing.backward / 1e3 + exchanged,
         epoch=n // 100,
         loss=2.0 / (1 + n / 50),
         cpu_s=4.0 + (t - 5.0) * doing.cpu_share,

@@ -125,7 +125,7 @@ def between(rank: RankHistory, before: Sample, after: Sample, waits: Waits) -> R
     parts = {name: spent(name) for name in _AS_THEY_ARE}
     buffers = min(max(0.0, after.buffers_s - before.buffers_s), spent("forward"))
     parts["forward"] = spent("forward") - buffers
-    exchange = _exchange(rank, before, after, steps, spent("backward"))
+    exchange = _exchange(before, after, spent("backward"))
     parts["backward"] = spent("backward") - (exchange or 0.0)
     gradient = (exchange or 0.0) * waits.share_of_exchange(rank.rank, before.t, after.t)
     around = buffers * waits.share_of_buffers(rank.rank, before.t, after.t)
@@ -144,16 +144,13 @@ def between(rank: RankHistory, before: Sample, after: Sample, waits: Waits) -> R
     )
 
 
-def _exchange(rank: RankHistory, before: Sample, after: Sample, steps: int, backward: float) -> float | None:
-    """Time of the backward after the last gradient, of all steps; from the timed ones. None: not known."""
-    timed = after.exchanged_steps - before.exchanged_steps
-    if timed > 0:
-        per_step = (after.exchanged_s - before.exchanged_s) / timed
-    elif after.exchanged_steps > 0:  # none in this short time
-        per_step = after.exchanged_s / after.exchanged_steps
-    else:
-        return None
-    return min(backward, per_step * steps)
+def _exchange(before: Sample, after: Sample, backward: float) -> float | None:
+    """Time of the backward after the last gradient, of all steps: the share that it has in the timed ones. None: not known."""
+    of = after.exchanged_of_s - before.exchanged_of_s
+    exchanged = after.exchanged_s - before.exchanged_s
+    if of <= 0:  # none was timed in this short time
+        of, exchanged = after.exchanged_of_s, after.exchanged_s
+    return backward * min(1.0, max(0.0, exchanged / of)) if of > 0 else None
 
 
 def median_step(history: History, ranks: Sequence[RankParts]) -> float:

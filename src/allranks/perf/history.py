@@ -27,7 +27,7 @@ BEFORE: tuple[str, ...] = ("rank", "step", "epoch", "loss")
 AFTER: tuple[str, ...] = (
     "buffers_s",
     "exchanged_s",
-    "exchanged_steps",
+    "exchanged_of_s",
     "cpu_s",
     "queue_s",
     "rss_mb",
@@ -36,6 +36,7 @@ AFTER: tuple[str, ...] = (
     "busy_s",
     "read",
     "calls",
+    "printed",
 )
 # A step's row: microseconds since the attempt began, 0 = there was none.
 STEP_ROW: tuple[str, ...] = (

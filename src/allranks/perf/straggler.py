@@ -14,8 +14,8 @@ from allranks.perf.values import History, RankHistory, Sample
 
 MIN_SHARE, MIN_S = 0.08, 0.001
 """Of the step that the others must wait for it, and at least so many seconds."""
-MIN_LAST = 0.6
-"""It must be the last at so many of the meetings."""
+MIN_CAUSED = 0.6
+"""Of all waiting it must be the cause of so much."""
 OWN = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "evaluate", "log", "python")
 
 
@@ -27,7 +27,9 @@ class Straggler:
     host: str
     excess_s: float  # a step, that the others wait and it does not
     share: float  # of the step
-    last: float  # share of the meetings to which it came last; 0 = no meeting's moments are known
+    caused: (
+        float  # share of all waiting at meetings to which it came last; 0 = no meeting's moments are known
+    )
     part: str  # of PARTS, where it spends more than the others; "" = the evidence does not decide
     part_s: float  # how much more, a step
     why: str  # in words
@@ -45,23 +47,24 @@ def find_straggler(history: History, found: Breakdown) -> Straggler | None:
     excess = min(r.per_step("waiting") for r in rest) - slow.per_step("waiting")
     if excess < MIN_S or excess < MIN_SHARE * slow.step_s:
         return None
-    last = _share_last(Waits(history), slow)
-    if last is not None and last < MIN_LAST:
+    caused = _share_caused(Waits(history), slow)
+    if caused is not None and caused < MIN_CAUSED:
         return None
     part, part_s = _where(slow, rest, excess)
     why, facts, is_decided = _why(history, slow, rest, part, excess)
     rank = history.rank(slow.rank)
     host = rank.host if rank else ""
     share = excess / slow.step_s
-    return Straggler(slow.rank, host, excess, share, last or 0.0, part, part_s, why, facts, is_decided)
+    return Straggler(slow.rank, host, excess, share, caused or 0.0, part, part_s, why, facts, is_decided)
 
 
-def _share_last(waits: Waits, slow: RankParts) -> float | None:
-    """How often it came last to the first meeting of a step."""
-    meetings = [m for m in waits.buffers or waits.gradients if slow.since <= m.t <= slow.until]
-    if not meetings:
-        return None
-    return Counter(m.last for m in meetings)[slow.rank] / len(meetings)
+def _share_caused(waits: Waits, slow: RankParts) -> float | None:
+    """Share of all waiting, at the first meeting of each step, of those to which it came last."""
+    caused: Counter[int] = Counter()
+    for meeting in waits.buffers or waits.gradients:
+        if slow.since <= meeting.t <= slow.until:
+            caused[meeting.last] += round(sum(meeting.waited(rank) for rank in meeting.came) * 1e9)
+    return caused[slow.rank] / max(1, sum(caused.values())) if caused else None
 
 
 def _where(slow: RankParts, rest: list[RankParts], excess: float) -> tuple[str, float]:

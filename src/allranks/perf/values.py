@@ -37,7 +37,7 @@ class Sample:
     phases: dict[str, float]  # seconds in each of PHASES, the one that goes on included
     buffers_s: float = 0.0  # of the forward: DDP's exchange of buffers
     exchanged_s: float = 0.0  # of the backward of timed steps: after the last gradient was there
-    exchanged_steps: int = 0  # how many timed steps exchanged_s is of
+    exchanged_of_s: float = 0.0  # all of the backward of the same steps
     epoch: int = 0
     loss: float | None = None  # of this rank, the last that was looked at
     cpu_s: float = 0.0  # processor time of the process, all threads
@@ -48,6 +48,7 @@ class Sample:
     busy_s: float = 0.0  # time that all loader workers together spent on reading batches
     read: int = 0  # batches that loader workers have read
     calls: int = 0  # collectives of the script
+    printed: int = 0  # bytes that the rank printed
     throttled_s: float = 0.0  # the cgroup had used up its share of the processors
 
 

@@ -210,6 +210,11 @@ def ignored_parameters(ddp: Any) -> Any:
     return getattr(ddp, "parameters_to_ignore", ())
 
 
+def unsaved_buffers(module: Any) -> Any:
+    """Names of the buffers of a module that are not in its state dict."""
+    return getattr(module, "_non_persistent_buffers_set", ())
+
+
 def last_gradient(ddp: Any) -> str:
     """The parameter whose gradient came last in the backward that goes on; lock-free, also from another thread."""
     try:
@@ -229,6 +234,51 @@ def ready_after_ns(ddp: Any) -> int:
         return max(ddp.reducer.get_backward_stats(), default=0)
     except (AttributeError, RuntimeError, TypeError):
         return 0
+
+
+def replica_facts(ddp: Any) -> dict[str, Any]:
+    """What `ddp` was told and has found, for the search for what is slow. 20 us; only on the thread that trains."""
+    try:
+        said = ddp._get_ddp_logging_data()
+    except (AttributeError, RuntimeError, TypeError):
+        said = {}
+    sizes = str(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes") or "")
+    steps = int(said.get("iteration", 0))
+    return {
+        "find_unused_parameters": bool(getattr(ddp, "find_unused_parameters", False)),
+        "static_graph": bool(getattr(ddp, "static_graph", False)),
+        "broadcast_buffers": bool(
+            getattr(ddp, "broadcast_buffers", getattr(ddp, "forward_sync_buffers", False))
+        ),
+        "buffers": sum(1 for _ in ddp.module.buffers()),
+        "bucket_cap_bytes": int(getattr(ddp, "bucket_bytes_cap", 0)),
+        "bucket_bytes": [int(n) for n in sizes.split(",") if n.strip().isdigit()],
+        "parameter_bytes": int(said.get("total_parameter_size_bytes", 0)),
+        "unused_bytes": int(said.get("unused_parameter_size", 0)),
+        "steps": min(steps, 10) + steps // 100,  # whose unused parameters torch has counted
+        "hook": bool(getattr(ddp, "_comm_hooks", ())),
+    }
+
+
+def device_facts(ddp: Any) -> dict[str, Any]:
+    """Which units of a GPU `ddp` computes on, and how exactly; empty on a CPU."""
+    torch = sys.modules["torch"]
+    parameter = next(ddp.module.parameters(), None)
+    if parameter is None or not parameter.is_cuda:
+        return {}
+    major, minor = torch.cuda.get_device_capability(parameter.device)
+    return {
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "capability": 10 * major + minor,
+        "device_name": torch.cuda.get_device_name(parameter.device),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def is_autocast_on() -> bool:
+    """Whether the calls of torch that follow compute in half precision."""
+    torch = sys.modules["torch"]
+    return bool(torch.is_autocast_enabled())
 
 
 def buffers_exchange(ddp_class: type) -> str | None:

@@ -343,7 +343,7 @@ class _Parser:
         for base in range(at.CHECKS, at.CHECKS + at.NUM_CHECKS * at.CHECK_WORDS, at.CHECK_WORDS):
             step, seq, digest, tail = self.words[base : base + at.CHECK_WORDS]
             if step > 0 and step == tail:
-                found.append(Check(step, seq, digest))
+                found.append(Check(step, seq & 0xFFFFFFFF, digest, seq >> 32))
         return tuple(sorted(found, key=lambda check: check.step))
 
     def times(self) -> Times | None:
@@ -356,7 +356,7 @@ class _Parser:
             phase_ns={p: w[at.T_PHASES + p] for p in Phase},
             buffers_ns=w[at.T_BUFFERS_NS],
             exchanged_ns=w[at.T_EXCHANGED_NS],
-            exchanged_steps=w[at.T_EXCHANGED_STEPS],
+            exchanged_of_ns=w[at.T_EXCHANGED_OF_NS],
             loss=w[at.T_LOSS] / 1e6 if w[at.T_HAS_LOSS] else None,
         )
 

@@ -13,7 +13,18 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, fingerprints, losses, models, process, states
+from allranks.record import (
+    averaging,
+    compat,
+    fingerprints,
+    gradients,
+    losses,
+    models,
+    origin,
+    process,
+    replicas,
+    states,
+)
 from allranks.record import layout as at
 
 _writer, _lines = process.WRITER, process.LINES
@@ -100,7 +111,9 @@ def _note_exchange(replica: states.Replica) -> None:
     ready = min(max(times[at.M_FORWARD_TO] + ready_ns, begin), end)
     times[at.M_READY] = ready
     _writer.exchanged_ns += end - ready
-    _writer.exchanged_steps += 1
+    _writer.exchanged_steps = count = _writer.exchanged_steps + 1
+    if count & 3 == 0:
+        replicas.look(replica, ddp, count)
 
 
 def mark_replicas(module: Any) -> None:
@@ -143,13 +156,14 @@ def _marked_build(build: Callable[..., None]) -> Callable[..., None]:
                 build(self, *args, **kwargs)
         finally:
             _writer.mark(before)
+        averaging.built(self)
 
     return marked
 
 
 def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     torch = sys.modules["torch"]  # not whole yet: what is needed of it is looked up when it is called
-    writer, here, replicas, times = _writer, _lines.watcher(), states.replicas, _writer.times
+    writer, here, known, times = _writer, _lines.watcher(), states.replicas, _writer.times
 
     @functools.wraps(forward)
     def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -169,7 +183,11 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             times[at.M_FORWARD_FROM], times[at.M_FORWARD_TO] = begin, words[at.W_SINCE_NS]
             words[at.W_MICRO_STEP] += 1
             states.is_synchronised = self.require_backward_grad_sync
-            replica = replicas.get(id(self)) or states.Replica(self)
+            replica = known.get(id(self)) or _used_first(self)
+            if self.require_backward_grad_sync:
+                states.syncs += 1
+                replica.syncs += 1
+            origin.remember(self, inputs, result)
             if (step := writer.step) >= replica.check_at_step or step + 1 >= writer.next_timed:
                 states.expect_gradients(replica, self)
         else:  # evaluation, whatever the script calls it
@@ -178,6 +196,12 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return compat.let_dynamo_see(marked, forward)
+
+
+def _used_first(ddp: Any) -> states.Replica:
+    """A DDP is called for the first time."""
+    gradients.watch(ddp)
+    return states.Replica(ddp)
 
 
 def mark_optimizers(module: Any) -> None:
@@ -190,6 +214,8 @@ def mark_optimizers(module: Any) -> None:
         nonlocal outer, before
         if get_ident() != writer.owner:
             return
+        if gradients.is_waiting():
+            gradients.stepping()
         if outer is None or writer.words[at.W_PHASE] != at.OPTIMIZER:  # or an earlier step raised
             outer = optimizer
             before = writer.mark(at.OPTIMIZER)
@@ -205,8 +231,10 @@ def mark_optimizers(module: Any) -> None:
             step = writer.step + 1  # the library says so in a moment
         elif (step := writer.end_step()) >= states.next_note_step:
             states.note_step_end()
-        if step >= fingerprints.next_step or not states.is_synchronised:
-            fingerprints.take(step, is_in_backward=before & 0xFF == at.BACKWARD)
+            averaging.look()
+        if states.syncs >= fingerprints.next_step or not states.is_synchronised:
+            is_inside = before & 0xFF == at.BACKWARD
+            fingerprints.take(states.syncs, is_in_backward=is_inside, optimizer=optimizer, num_steps=step)
 
     def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
         """What a compiled optimizer calls."""

@@ -32,7 +32,17 @@ replicas: dict[int, Replica] = {}
 class Replica:
     """A DistributedDataParallel whose gradients are checked after its backward."""
 
-    __slots__ = ("alarms", "check", "check_at_step", "ddp", "has_unused", "ready_ns")
+    __slots__ = (
+        "alarms",
+        "check",
+        "check_at_step",
+        "ddp",
+        "has_unused",
+        "is_autocast",
+        "is_uncovered",
+        "ready_ns",
+        "syncs",
+    )
 
     def __init__(self, ddp: Any) -> None:
         key = id(ddp)
@@ -41,10 +51,13 @@ class Replica:
         self.check_at_step = 0 if self.check is not None else NEVER
         self.alarms = 0
         self.has_unused = False
+        self.is_autocast = self.is_uncovered = False
+        self.syncs = 0  # forwards whose backward averages the gradients
         self.ready_ns = 0  # of the backward that was timed last: from the end of forward to the last gradient
         replicas[key] = self
 
 
+syncs = 0  # such forwards of all replicas
 is_synchronised = True  # the last forward of a DDP was not under no_sync
 pending: Replica | None = None  # the one whose forward was last, until its backward
 
@@ -54,6 +67,7 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
     global pending
     if ddp.require_backward_grad_sync:  # else DDP collects them, and the last micro-step counts
         pending = replica
+        replica.is_autocast = compat.is_autocast_on()
 
 
 is_quick = False

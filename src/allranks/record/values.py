@@ -140,9 +140,10 @@ class NotFinite:
 class Check:
     """The fingerprint of all parameters of the DDP modules after a step."""
 
-    step: int
+    step: int  # counted by forwards of DDP whose backward averages gradients
     seq: int  # collectives issued in the default group until then; ranks are compared where both are equal
     hash: int
+    num_steps: int = 0  # optimizer steps until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Times:
     phase_ns: dict[Phase, int]  # cumulative, the phase that goes on included
     buffers_ns: int  # of FORWARD: DDP's exchange of buffers
     exchanged_ns: int  # of BACKWARD, in timed steps: from the last gradient on
-    exchanged_steps: int  # how many timed steps those are
+    exchanged_of_ns: int  # all of BACKWARD in those steps
     loss: float | None  # the last that was looked at
 
 

@@ -22,16 +22,14 @@ TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TIMED_EVERY_NS = 100_000_000
-"""So often is a step timed: asking torch when the last gradient came takes 30 us where its code is not in the cache."""
-MAX_STRIDE = 64
-
 
 class Writer:
     """The record of this process: in memory, or in a page once it is told where by `open`."""
 
     __slots__ = (
+        "_backward_before",
         "_before_evaluation",
+        "_exchanged_before",
         "_generation",
         "_next_string",
         "_numbers",
@@ -42,6 +40,7 @@ class Writer:
         "buffer",
         "buffers_ns",
         "exchanged_ns",
+        "exchanged_of_ns",
         "exchanged_steps",
         "is_library_stepped",
         "issued",
@@ -109,7 +108,8 @@ class Writer:
         self.times[:] = [0] * at.TIMED_WORDS
         self.moved_ns[:] = [0] * at.NUM_PHASES
         self._before_evaluation: list[int] | None = None
-        self.buffers_ns = self.exchanged_ns = self.exchanged_steps = 0
+        self.buffers_ns = self.exchanged_ns = self.exchanged_of_ns = self.exchanged_steps = 0
+        self._backward_before = self._exchanged_before = 0
         self.loss: float | None = None
         self.next_timed = 1
         self._timed = self._timed_step = self._timed_ns = 0
@@ -171,7 +171,7 @@ class Writer:
         loss = self.loss
         has_loss = loss is not None and -1e12 < loss < 1e12
         times = array(
-            "q", (now, self.step, self.buffers_ns, self.exchanged_ns, self.exchanged_steps, has_loss)
+            "q", (now, self.step, self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns, has_loss)
         )
         times.append(int(loss * 1e6) if has_loss and loss is not None else 0)
         times.append(0)
@@ -199,8 +199,11 @@ class Writer:
         w = self.words
         self.step = step = self.step + 1
         w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = now = monotonic_ns()
-        if step >= self.next_timed:
-            self._keep_times(step, now)
+        if step + 1 >= self.next_timed:
+            if step >= self.next_timed:
+                self._keep_times(step, now)
+            if step + 1 == self.next_timed:  # of the step that begins, all of the backward will be wanted
+                self._backward_before = self.spent_ns[at.BACKWARD]
         w[at.W_MICRO_STEP] = 0
         if self.issued != w[at.W_STEP_ISSUED]:
             w[at.W_STEP_ISSUED] = self.issued
@@ -208,9 +211,9 @@ class Writer:
         return step
 
     def _keep_times(self, step: int, now: int) -> None:
-        """The moments of this step go into the page; about ten steps a second are timed, the same ones on all ranks.
+        """The moments of this step go into the page; about ten steps a second are timed.
 
-        Powers of two: where ranks do not agree how quick their steps are, every step that one times less often is among the other's.
+        By preference: where ranks do not agree how quick their steps are, every step that one of them times the others time, too.
         """
         w, times = self.words, self.times
         before = w[at.STEP_ENDS + (step - 1) % at.NUM_STEP_ENDS] if step > 1 else 0
@@ -223,14 +226,16 @@ class Writer:
         w[base + at.M_STEP] = w[base + at.M_TAIL] = 0
         w[base : base + at.TIMED_WORDS] = memoryview(array("q", times))
         self._timed += 1
+        if self.exchanged_steps != self._exchanged_before:
+            self._exchanged_before = self.exchanged_steps
+            self.exchanged_of_ns += self.spent_ns[at.BACKWARD] - self._backward_before
         length = (
-            (now - self._timed_ns) // max(1, step - self._timed_step) if self._timed_step else TIMED_EVERY_NS
+            (now - self._timed_ns) // max(1, step - self._timed_step)
+            if self._timed_step
+            else at.TIMED_EVERY_NS
         )
         self._timed_step, self._timed_ns = step, now
-        stride = 1
-        while stride < MAX_STRIDE and stride * length < TIMED_EVERY_NS:
-            stride *= 2
-        self.next_timed = (step // stride + 1) * stride
+        self.next_timed = at.next_timed(step, length)
 
     # -- collectives ----------------------------------------------------------------------------------------
 

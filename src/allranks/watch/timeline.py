@@ -19,6 +19,7 @@ from allranks.core.cores import usable_cores
 from allranks.core.job import Job
 from allranks.perf.history import FOLDER, FORMAT, row_of_call, row_of_sample, row_of_step
 from allranks.perf.values import PHASES, CallTimes, Sample, StepTimes
+from allranks.record import layout as at
 from allranks.record import page
 from allranks.record.notes import read_notes, size_of_notes
 from allranks.watch import proc
@@ -62,6 +63,7 @@ class Timeline:
         self._began_ns, self._next = time.monotonic_ns(), 0.0
         self._seen: dict[int, _Seen] = {}
         self._file: Any = None
+        self._logs = {r.rank: r.log for r in job.ranks}
         path = job.run_dir / FOLDER / f"node{job.node_rank}.jsonl"
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +154,7 @@ class Timeline:
             phases={p: times.phase_ns[page.Phase[p.upper()]] / 1e9 for p in PHASES},
             buffers_s=times.buffers_ns / 1e9,
             exchanged_s=times.exchanged_ns / 1e9,
-            exchanged_steps=times.exchanged_steps,
+            exchanged_of_s=times.exchanged_of_ns / 1e9,
             epoch=record.epoch,
             loss=times.loss,
             cpu_s=cpu_s,
@@ -163,6 +165,7 @@ class Timeline:
             busy_s=busy_s,
             read=read,
             calls=record.issued,
+            printed=_size(self._logs.get(seen.rank.rank)),
         )
 
     def _steps(self, seen: _Seen, record: page.Record, most: int) -> list[dict[str, Any]]:
@@ -170,13 +173,13 @@ class Timeline:
         if not new:
             return []
         seen.step = new[-1].step
-        new.sort(key=lambda t: (t.step & -t.step, t.step), reverse=True)  # the ones that all ranks time
+        new.sort(key=lambda t: (at.preference(t.step), t.step), reverse=True)  # the ones that all ranks time
         chosen = sorted(new[:most], key=lambda t: t.step)
         rows = [row_of_step(self._step_times(t)) for t in chosen]
         return [{"kind": "steps", "rank": seen.rank.rank, "rows": rows}]
 
     def _step_times(self, timed: page.TimedStep) -> StepTimes:
-        def at(ns: int) -> float | None:
+        def moment(ns: int) -> float | None:
             return (ns - self._began_ns) / 1e9 if ns else None
 
         def span(begin: int, end: int) -> tuple[float, float] | None:
@@ -184,14 +187,14 @@ class Timeline:
 
         return StepTimes(
             step=timed.step,
-            start=at(timed.start_ns) or 0.0,
-            end=at(timed.end_ns) or 0.0,
+            start=moment(timed.start_ns) or 0.0,
+            end=moment(timed.end_ns) or 0.0,
             data=span(timed.data_from_ns, timed.data_to_ns),
             forward=span(timed.forward_from_ns, timed.forward_to_ns),
             buffers=span(timed.buffers_from_ns, timed.buffers_to_ns),
             backward=span(timed.backward_from_ns, timed.backward_to_ns),
-            ready=at(timed.ready_ns),
-            optimizer=at(timed.optimizer_from_ns),
+            ready=moment(timed.ready_ns),
+            optimizer=moment(timed.optimizer_from_ns),
         )
 
     def _calls(self, seen: _Seen, record: page.Record) -> list[dict[str, Any]]:
@@ -199,7 +202,7 @@ class Timeline:
         if not new:
             return []
         seen.call = record.collectives[-1].number
-        new.sort(key=lambda c: ((c.seq + 1) & -(c.seq + 1), c.seq), reverse=True)
+        new.sort(key=lambda c: (at.preference(c.seq + 1), c.seq), reverse=True)
         rows = [
             row_of_call(self._call_times(c)) for c in sorted(new[:CALLS_A_SAMPLE], key=lambda c: c.number)
         ]
@@ -305,6 +308,13 @@ def _drawn(seen: _Seen, record: page.Record) -> int:
     seen.drawn += max(0, drawn - before)
     seen.loader = number, drawn
     return seen.drawn
+
+
+def _size(path: Path | None) -> int:
+    try:
+        return path.stat().st_size if path is not None else 0
+    except OSError:
+        return 0
 
 
 def _attempts_in(path: Path) -> int:

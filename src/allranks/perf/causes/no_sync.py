@@ -1,0 +1,26 @@
+"""AR811 no-sync-without-forward: only the backward is inside no_sync, so gradients are exchanged all the same."""
+
+from __future__ import annotations
+
+from allranks.perf.view import Cause, View, who
+
+CODE, NAME = "AR811", "no-sync-without-forward"
+
+
+def find(view: View) -> Cause | None:
+    """DDP decides in forward whether the backward that follows exchanges."""
+    ranks = tuple(r.rank for r in view.ranks if view.replica(r.rank).get("uncovered_forward"))
+    if not ranks:
+        return None
+    cost = max(r.per_step("exchange") for r in view.ranks)
+    return Cause(
+        CODE,
+        NAME,
+        f"{who(ranks, view.history.world_size)} call backward inside no_sync, but forward outside: gradients are exchanged in every "
+        "micro-step",
+        "put the forward of the micro-steps that only accumulate inside `with model.no_sync():`, too; with allranks, run.accumulate or "
+        "run.step(..., accumulate=) does it",
+        ranks,
+        cost,
+        max(0.02, cost / view.step_s if view.step_s else 0.0),
+    )

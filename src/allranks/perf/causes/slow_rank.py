@@ -1,0 +1,30 @@
+"""AR800 straggler, from the history: the rank that the others wait for."""
+
+from __future__ import annotations
+
+from allranks.perf.view import Cause, View, ms
+
+CODE, NAME = "AR800", "straggler"
+
+
+def find(view: View) -> Cause | None:
+    """As perf.straggler says."""
+    slow = view.straggler
+    if slow is None:
+        return None
+    facts = list(slow.facts)
+    if slow.caused:
+        facts.append(f"{slow.caused:.0%} of all waiting in the steps that were looked at was for it")
+    if not slow.is_decided:
+        facts.append("why is not decided by what was measured")
+    return Cause(
+        CODE,
+        NAME,
+        f"rank {slow.rank} on {slow.host} is a straggler: the others wait {ms(slow.excess_s)} for it in each step "
+        f"({slow.share:.0%}); {slow.why}",
+        "make its work as long as the others': even batches, equal devices, its cores for itself",
+        (slow.rank,),
+        slow.excess_s,
+        slow.share,
+        tuple(facts),
+    )

@@ -66,8 +66,11 @@ def train(name: str, folder: str) -> None:
                     break
         last = run.mean(torch.stack(losses[-8:]).mean())
         chosen = net.exchange.chooser.chosen if net.exchange and net.exchange.chooser else ""
-        warm = times[-(steps // 2) :] if every in (1, NEVER) or steps == every else times[every:]
-        update = statistics.median(warm) if every in (1, NEVER) else statistics.fmean(warm)
+        update = statistics.median(times[steps // 4 :])
+        if every not in (1, NEVER):
+            meetings = statistics.median(times[every - 1 :: every])
+            alone = statistics.median(t for i, t in enumerate(times) if (i + 1) % every)
+            update = alone + (meetings - alone) / every
         if run.is_rank_zero:
             found = {"way": name, "update_s": update, "loss": last, "chosen": chosen, "times": times}
             print(json.dumps(found), flush=True)

@@ -131,21 +131,31 @@ class Held(Method):
     def __init__(self, group: Any, layout: Layout, rank: int = 4) -> None:
         super().__init__(group, layout, rank)
         self._error: torch.Tensor | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
         self._loaded: Mapping[str, torch.Tensor] = {}
 
     def average(self, flat: torch.Tensor) -> None:
         """See Method. After an update that is not finite (a loss scaler skips it) what is held is what it was before."""
         error = self._error_for(flat)
-        wanted = flat.add_(error).clone()
+        wanted = torch.add(flat, error, out=self._scratch("wanted", flat, flat.numel()))
+        flat.copy_(wanted)
         sent = self._exchange(flat)
-        if bool(torch.isfinite(flat).all()):  # the same bits on every member, so the same answer
-            self._error = wanted.sub_(sent)
+        low, high = torch.aminmax(flat)  # the same bits on every member, so the same answer
+        if bool(torch.isfinite(low) & torch.isfinite(high)):
+            torch.sub(wanted, sent, out=error)
         else:
             self._forget()
 
     def _exchange(self, flat: torch.Tensor) -> torch.Tensor:
         """Put the mean of what members could send into `flat`; this member's own, as the others saw it."""
         raise AssertionError
+
+    def _scratch(self, name: str, like: torch.Tensor, numel: int) -> torch.Tensor:
+        """Memory that is used again in every update: new pages cost more than what is done with them."""
+        found = self._buffers.get(name)
+        if found is None or found.numel() != numel:
+            found = self._buffers[name] = torch.empty(numel, dtype=like.dtype, device=like.device)
+        return found
 
     def _forget(self) -> None:
         """Drop what must not survive values that are not finite."""
@@ -194,24 +204,35 @@ class Int8(Held):
     def _exchange(self, flat: torch.Tensor) -> torch.Tensor:
         size, numel = self.num_members, flat.numel()
         rows = -(-numel // (_BLOCK * size)) * size
-        padded = torch.zeros(rows * _BLOCK, dtype=torch.float32, device=flat.device)
-        padded[:numel] = flat
-        mine = _pack(padded)
-        sent = _unpack(mine)
+        narrow = torch.empty(0, dtype=torch.float32, device=flat.device)
+        padded, sent, mean = (
+            self._scratch(name, narrow, rows * _BLOCK) for name in ("padded", "sent", "mean")
+        )
+        padded[:numel].copy_(flat)
+        padded[numel:].zero_()
+        mine = _pack(padded, sent)
+        _unpack(mine, sent)
         if size == 2:
-            total = _gather(mine, self.group)
-            mean = _unpack(total[0]).add_(_unpack(total[1])).mul_(0.5)
+            theirs = _gather(mine, self.group)[1 - dist.get_rank(self.group)]
+            torch.add(sent, _unpack(theirs, mean), out=mean).mul_(0.5)  # two numbers have no order
         else:
-            theirs = torch.empty_like(mine)
-            dist.all_to_all_single(theirs, mine, group=self.group)
-            share = torch.stack([_unpack(part) for part in theirs.chunk(size)]).sum(0).div_(size)
-            packed = _pack(share)
-            low = dist.get_rank(self.group) * share.numel()
-            # What this owner could not pass on of the mean is worth `size` of its own gradients.
-            sent[low : low + share.numel()] -= (share - _unpack(packed)) * size
-            mean = torch.cat([_unpack(part) for part in _gather(packed, self.group)])
+            self._divide(mine, sent, mean)
         flat.copy_(mean[:numel])
         return sent[:numel].to(flat.dtype)
+
+    def _divide(self, mine: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
+        """Each member adds up its part of the values, and rounds the mean for the others."""
+        size, count = self.num_members, mean.numel() // self.num_members
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self.group)
+        parts = [_unpack(part, sent.new_empty(count)) for part in theirs.chunk(size)]
+        share = torch.stack(parts).sum(0).div_(size)
+        packed = _pack(share, torch.empty_like(share))
+        low = dist.get_rank(self.group) * count
+        # What this owner could not pass on of the mean is worth `size` of its own gradients.
+        sent[low : low + count] -= (share - _unpack(packed, torch.empty_like(share))) * size
+        for part, into in zip(_gather(packed, self.group), mean.chunk(size), strict=True):
+            _unpack(part, into)
 
     def wire_bytes(self, element_size: int) -> float:
         """See Method."""
@@ -222,19 +243,22 @@ class Int8(Held):
         return 1 if self.num_members == 2 else 2 * (self.num_members - 1)
 
 
-def _pack(values: torch.Tensor) -> torch.Tensor:
-    """Rows of 4 bytes of scale and 1,024 bytes of values."""
+def _pack(values: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """Rows of 4 bytes of scale and 1,024 bytes of values; a block with a value that is not finite has no finite scale."""
     blocks = values.view(-1, _BLOCK)
-    scale = blocks.abs().amax(1, keepdim=True).div_(127)
-    numbers = (blocks / scale.clamp_min(1e-38)).round_().nan_to_num_(0.0).clamp_(-127, 127).to(torch.int8)
-    return torch.cat([scale.view(torch.uint8), numbers.view(torch.uint8)], 1)
+    scale = torch.linalg.vector_norm(blocks, float("inf"), dim=1, keepdim=True).div_(127)
+    rows = torch.empty((blocks.shape[0], 4 + _BLOCK), dtype=torch.uint8, device=values.device)
+    rows[:, :4] = scale.view(torch.uint8)
+    torch.mul(blocks, scale.clamp_min(1e-38).reciprocal_(), out=scratch.view(-1, _BLOCK))
+    rows[:, 4:].view(torch.int8).copy_(scratch.view(-1, _BLOCK).round_().nan_to_num_(0.0))
+    return rows
 
 
-def _unpack(rows: torch.Tensor) -> torch.Tensor:
-    """The values of `_pack`; a block with one that was not finite is all NaN."""
+def _unpack(rows: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """The values of `_pack`; none of a block is finite where one was not."""
     scale = rows[:, :4].contiguous().view(torch.float32)
-    values = rows[:, 4:].contiguous().view(torch.int8).to(torch.float32).mul_(scale)
-    return values.masked_fill_(~torch.isfinite(scale), float("nan")).view(-1)
+    torch.mul(rows[:, 4:].view(torch.int8), scale, out=into.view(-1, _BLOCK))
+    return into
 
 
 class PowerSgd(Held):
@@ -273,13 +297,14 @@ class PowerSgd(Held):
         if own:
             all_mean(second, self.group)
         self._q = _like(second, own, 0)[0]
-        sent = flat.clone()
+        sent = self._scratch("sent", flat, flat.numel())
         sent_parts = [part for _, part in self._parts(sent)]
         for (place, rows, columns, _), p, q in zip(self._thin, ps, self._q, strict=True):
             torch.mm(p, q.t(), out=parts[place].view(rows, columns))
             sent_parts[place].copy_(parts[place])
-        for part, mean in zip(plain, plain_means, strict=True):
-            part.copy_(mean)
+        for place, mean in zip(self._plain, plain_means, strict=True):
+            sent_parts[place].copy_(parts[place])
+            parts[place].copy_(mean)
         return sent
 
     def _start(self, flat: torch.Tensor) -> list[torch.Tensor]:

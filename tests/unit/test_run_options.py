@@ -9,7 +9,8 @@ import pytest
 
 from allranks.core.errors import StartError
 from allranks.run.endpoint import split_endpoint
-from allranks.run.options import duration_s, parse, rank_list
+from allranks.run.command_line import duration_s, rank_list
+from allranks.run.options import parse
 
 TORCHRUN_FLAGS = [
     "--nnodes",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from allranks.core.overrides import note
 from allranks.data.agree import Exchange
 from allranks.data.batch import MicroBatch
 from allranks.data.checks import (
@@ -194,6 +195,8 @@ def _stream_source(
     check_picklable(wanted, num_workers)
     settings = wanted.settings(num_workers, device)
     division = division_of(wanted.dataset, sharded)
+    if division == "whole":
+        _note_workers(wanted, num_workers)
     if sharded is None:
         logger.info(
             "the iterable data set %s is taken %s (sharded=True or False says otherwise)",
@@ -243,6 +246,7 @@ def _engine(wanted: Wanted, rank: int, local_world_size: int, device: torch.devi
     num_workers = 0 if is_quiet and not asks_for_workers else _num_workers(wanted, local_world_size, device)
     check_picklable(wanted, num_workers)
     settings = wanted.settings(num_workers, device)
+    _note_workers(wanted, num_workers)
     return SampleEngine(wanted.dataset, settings, rank=rank, is_seeded=not is_quiet)
 
 
@@ -250,3 +254,11 @@ def _num_workers(wanted: Wanted, local_world_size: int, device: torch.device) ->
     if isinstance(wanted.num_workers, int):
         return wanted.num_workers
     return auto_num_workers(local_world_size, device.type)
+
+
+def _note_workers(wanted: Wanted, num_workers: int) -> None:
+    """Say what is in effect, where another number of workers would give the same batches."""
+    if wanted.is_training():
+        note("num_workers", num_workers)
+        if num_workers:
+            note("prefetch_factor", wanted.prefetch_factor or 2)  # torch's own default

@@ -6,12 +6,15 @@ Pure: the agent's own environment comes in as a mapping.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import allranks
+from allranks.core.cores import affinity
+from allranks.core.overrides import VARIABLE
 from allranks.run.options import Options
 
 
@@ -72,11 +75,28 @@ def of_rank(
         boot = Path(allranks.__file__).parent / "record" / "boot"
         if boot.is_dir():
             env["PYTHONPATH"] = os.pathsep.join([str(boot), *filter(None, [env.get("PYTHONPATH", "")])])
-    _set_threads(env, num_cores // place.local_world_size)
+    if options.overrides:
+        env[VARIABLE] = json.dumps(options.overrides)
+    if "threads" in options.overrides:
+        env["OMP_NUM_THREADS"] = str(options.overrides["threads"])
+        env.pop("ALLRANKS_OMP", None)
+    else:
+        _set_threads(env, num_cores // place.local_world_size)
+    if options.overrides.get("bind_cores"):
+        env["ALLRANKS_CORES"] = ",".join(map(str, cores_of(local_rank, place.local_world_size)))
     _set_interface(env, place)
     if options.virtual_local_rank:
         _show_one_device(env, local_rank)
     return env
+
+
+def cores_of(local_rank: int, local_world_size: int, usable: Collection[int] | None = None) -> list[int]:
+    """The cores that a rank is bound to: an equal part of the usable ones, neighbours together; one where there are too few."""
+    cores = sorted(affinity() if usable is None else usable)
+    if len(cores) < local_world_size:
+        return [cores[local_rank % len(cores)]]
+    first = local_rank * len(cores) // local_world_size
+    return cores[first : (local_rank + 1) * len(cores) // local_world_size]
 
 
 def _set_threads(env: dict[str, str], cores: int) -> None:

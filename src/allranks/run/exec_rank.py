@@ -20,6 +20,8 @@ def main() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent:
         os._exit(1)  # the agent died before the kernel knew what to do then
+    if (cores := os.environ.pop("ALLRANKS_CORES", "")) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # this interpreter ignores them; an exec hands that on
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from allranks.core.errors import UsageError
+from allranks.core.overrides import is_overridden, note, overridden
 from allranks.core.seeds import derive_seed
 from allranks.data import RankLoader, make_loader
 from allranks.data.batch import MicroBatch
@@ -34,6 +35,7 @@ class Feeding(RunState):
             settings.setdefault("accumulation_steps", self.accumulation_steps)
         if settings.get("accumulation_steps", 1) == 1:
             settings.setdefault("micro_batch_size", self.micro_batch_size)
+        _override_workers(settings)
         name = self._new_name(name or "loader", self.loaders)
         loader: RankLoader
         loader = make_loader(
@@ -52,6 +54,8 @@ class Feeding(RunState):
         )
         if own_size and global_batch_size is None:
             self._require_same_size(loader)
+        if loader.is_training and loader.global_batch_size is not None:
+            note("rank_batch_size", -(-loader.global_batch_size // self.world_size))
         loader.on_taken = self._after_iteration if loader.is_training else self._during_evaluation
         self.loaders[name] = loader
         return loader
@@ -121,3 +125,10 @@ class Feeding(RunState):
         """Part the ranks' random streams, for dropout and augmentation; called by itself when training begins."""
         self._is_seeded_per_rank = True
         seed_generators(derive_seed(self.seed, "rank", self.rank))
+
+
+def _override_workers(settings: dict[str, Any]) -> None:
+    """Workers and prefetching as the command line says, where it does."""
+    for name in ("num_workers", "prefetch_factor"):
+        if is_overridden(name):
+            settings[name] = overridden(name, None)

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from allranks.core.errors import UsageError
+from allranks.core.overrides import overridden
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
 from allranks.train.feeding import Feeding
+from allranks.train.forms import in_form
+from allranks.train.kernels import use_fused
 from allranks.train.saving import Saving
 from allranks.train.scaling import ScaledLR, scale_lr
 from allranks.train.sending import announce
@@ -47,6 +50,8 @@ class Run(Saving, Feeding, Evaluating, Deciding):
         outer_optimizer: str | None = None,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
+        channels_last: bool = False,
+        compile: bool = False,
     ) -> Model:
         """Move a module to the device and replicate it: rank 0's weights and buffers on every rank. Collective.
 
@@ -67,6 +72,8 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             outer_optimizer: "nesterov" makes the difference since the last mean the gradient of an outer SGD (DiLoCo).
             outer_lr: Its learning rate.
             outer_momentum: Its momentum.
+            channels_last: Weights of convolutions with channels innermost, as CPUs and tensor cores like them.
+            compile: Hand the module to torch.compile.
 
         Raises:
             CommError: AR052 shared_memory=True, and the ranks have none in common.
@@ -74,6 +81,7 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             UsageError: AR100 the run is over, AR112 the module is replicated already, AR117 and AR118 ways to send that do not work.
         """
         self._require_open("model")
+        compress, bucket_cap_mb = overridden("compress", compress), overridden("bucket_cap_mb", bucket_cap_mb)
         sending_by = CompressSettings(compress, compress_rank, accuracy)
         local = LocalSettings(sync_every, outer_optimizer, outer_lr, outer_momentum)
         local.check_with(sending_by, static_graph=static_graph)
@@ -89,6 +97,11 @@ class Run(Saving, Feeding, Evaluating, Deciding):
                 f"this {type(plain(module)).__name__} was given to run.model before",
                 fix="use what run.model returned",
             )
+        module = in_form(
+            module,
+            channels_last=overridden("channels_last", channels_last),
+            is_compiled=overridden("compile", compile),
+        )
         name = self._new_name(name or "model", self.models)
         made = Model(
             module,
@@ -124,6 +137,7 @@ class Run(Saving, Feeding, Evaluating, Deciding):
         warmup_steps: int | None = None,
         scheduler: Any = None,
         scheduler_per: str = "update",
+        fused: bool = False,
     ) -> torch.optim.Optimizer:
         """Register an optimizer for run.step; gives it back. Not collective.
 
@@ -135,6 +149,8 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             warmup_steps: Updates over which the learning rate rises linearly to what the schedulers say.
             scheduler: As given to run.scheduler.
             scheduler_per: "update" or "epoch".
+            fused: Step with torch's fused kernel, which is quicker and rounds differently in the last bit. Else with the quickest form
+                that gives the same bits.
         """
         self._require_open("optimizer")
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -154,6 +170,8 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             k: float(v) if isinstance(v, ScaledLR) else v for k, v in optimizer.defaults.items()
         }
         self._require_on_device(optimizer)
+        if fused:
+            use_fused(optimizer)
         name = self._new_name(name or "optimizer", self.slots)
         self.slots[name] = OptimizerSlot(name, optimizer, clip_norm, clip_value, warmup_steps or 0)
         if scheduler is not None:

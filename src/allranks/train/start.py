@@ -21,6 +21,7 @@ from allranks.comm.parting import part
 from allranks.comm.threads import share_threads
 from allranks.core.cores import affinity
 from allranks.core.errors import StartError, UsageError
+from allranks.core.overrides import is_overridden, overridden, trial_folder
 from allranks.core.place import Place, find_place
 from allranks.metrics import Sink, default_sinks
 from allranks.metrics.sinks import check_sinks
@@ -88,6 +89,12 @@ def start(
             "start() inside another run of this process",
             fix="one `with allranks.start(...)` around the whole training",
         )
+    precision = overridden("precision", precision)
+    threads = overridden("threads", threads)
+    if is_overridden("micro_batch_size") or is_overridden("accumulation_steps"):
+        micro_batch_size, accumulation_steps = None, 1  # the script's own choice of either gives way
+    micro_batch_size = overridden("micro_batch_size", micro_batch_size)
+    accumulation_steps = overridden("accumulation_steps", accumulation_steps)
     place = find_place(os.environ)
     chosen = pick_device(place, device)
     if place.world_size > 1:
@@ -125,7 +132,7 @@ def start(
                 make_sinks=lambda resumed_at: [*default_sinks(folder, tensorboard, resumed_at), *sinks],
                 sinks=tuple(sinks),
             )
-            run.resume_from = os.fspath(resume)
+            run.resume_from = "never" if trial_folder() is not None else os.fspath(resume)
             _open_runs.append(run)
             _say(place, chosen, thread_note, folder)
             yield run
@@ -201,7 +208,9 @@ def _local_affinities(place: Place) -> list[frozenset[int]]:
 
 def _agree_on_folder(run_dir: str | os.PathLike[str] | None) -> Path:
     """The run directory, the same on all ranks even where their clocks differ. Nothing is created before it is written to. Collective."""
-    named = run_dir if run_dir is not None else os.environ.get("ALLRANKS_RUN_DIR")
+    trial = trial_folder()  # its files must not mix with those of the user's run
+    named = trial / "run" if trial is not None else run_dir
+    named = os.environ.get("ALLRANKS_RUN_DIR") if named is None else named
     if named is None:
         script = Path(sys.argv[0]).stem or "python"
         home = Path(os.environ.get("ALLRANKS_HOME", "runs"))

@@ -1,0 +1,96 @@
+"""`allranks tune`: which settings make this script quickest on this machine?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+"""What stands behind the script is the script's."""
+
+
+def command(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The training script; its own arguments follow.")
+    ],
+    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...")] = None,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks of this machine.")] = 1,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time for the whole search.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, help="Time to look at one trial, after its start.")
+    ] = 4.0,
+    only: Annotated[str, typer.Option(help="Settings to turn, with commas; all if not given.")] = "",
+    without: Annotated[str, typer.Option(help="Settings to leave alone, with commas.")] = "",
+    allow_rounding: Annotated[
+        bool, typer.Option("--allow-rounding", help="Also try what rounds differently: precision, compress.")
+    ] = False,
+    launch: Annotated[str, typer.Option(help="More flags for allranks run, such as '-m'.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (allranks-tune/1).")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write that JSON to this file, too.")] = None,
+) -> None:
+    """Try settings, each in a job of its own that is stopped after some seconds, and say which are worth it.
+
+    Settings of the library (loader workers, micro-batches, buckets, ...) are tried where the script uses allranks; threads and cores with
+    any script. The script runs as it is: what it writes, it writes; only the run directory of allranks is another one.
+
+    Example: allranks tune --nproc 2 --minutes 5 train.py --lr 0.1
+    """
+    from allranks.core.cores import usable_cores
+    from allranks.run import devices
+    from allranks.tune import words
+    from allranks.tune.knobs import Machine, knobs_for
+    from allranks.tune.search import Search
+    from allranks.tune.trial import Script, Trials
+
+    names = _names(only, "--only"), _names(without, "--without")
+    options = tuple(shlex.split(launch))
+    if not Path(script).is_file() and "-m" not in options and "--module" not in options:
+        raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
+    tried = Script(script, tuple(args or ()), nproc, options)
+    trials = Trials(tried, measure_s=seconds)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[allranks {time.monotonic() - began:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    start = trials({}, 0.0)
+    say(words.trial_line(start, None))
+    num_gpus = devices.find({}).num_gpus
+    has_compiler = num_gpus > 0 or bool(shutil.which("g++") or shutil.which("clang++"))
+    machine = Machine(usable_cores(), nproc, num_gpus, has_compiler)
+    knobs = knobs_for(
+        machine, trials.in_effect, only=names[0], without=names[1], may_change_results=allow_rounding
+    )
+    say(f"turning {', '.join(k.name for k in knobs) or 'nothing: there is nothing to turn here'}")
+    search = Search(
+        knobs,
+        trials,
+        budget_s=60 * minutes - (time.monotonic() - began),
+        clock=time.monotonic,
+        on_trial=lambda measured, best: say(words.trial_line(measured, best)),
+    )
+    found = search.run(start)
+    took = time.monotonic() - began
+    data = words.as_json(tried, found, took)
+    if out is not None:
+        out.write_text(json.dumps(data, indent=2) + "\n")
+    print(json.dumps(data, indent=2) if as_json else words.report(tried, found, took))
+    raise typer.Exit(3 if found.start.failure else 0)
+
+
+def _names(text: str, option: str) -> tuple[str, ...]:
+    """Known settings in a list with commas."""
+    from allranks.core.overrides import SETTINGS
+
+    names = tuple(part.strip().replace("-", "_") for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in SETTINGS:
+            raise typer.BadParameter(f"no setting {name}; there are {', '.join(SETTINGS)}", param_hint=option)
+    return names

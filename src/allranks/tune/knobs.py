@@ -1,0 +1,129 @@
+"""What can be turned, and to which values? Pure: from the machine, the ranks and what is in effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.core.overrides import SETTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A setting and its values; of `ordered` ones a step up or down is tried first, and the next in that direction if it pays."""
+
+    name: str
+    values: tuple[Any, ...]
+    start: Any
+    """What is in effect without us; may be None where the library chooses by itself."""
+    is_ordered: bool = True
+
+    @property
+    def changes(self) -> str:
+        """What it changes in the training; "" for nothing but the order of sums."""
+        return SETTINGS[self.name].changes
+
+    def neighbours(self, value: Any) -> tuple[tuple[Any, ...], ...]:
+        """Directions to try from a value, each the values that lie there, nearest first."""
+        if not self.is_ordered:
+            return tuple((v,) for v in self.values if v != value)
+        if value is None or value not in self.values:
+            known = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+            above = tuple(v for v in self.values if known is None or v > known)
+            below = tuple(v for v in reversed(self.values) if known is not None and v < known)
+            return tuple(d for d in (above, below) if d)
+        at = self.values.index(value)
+        return tuple(d for d in (self.values[at + 1 :], tuple(reversed(self.values[:at]))) if d)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the values depend on."""
+
+    num_cores: int
+    nproc: int
+    num_gpus: int = 0
+    has_compiler: bool = False
+
+
+def knobs_for(
+    machine: Machine,
+    in_effect: Mapping[str, Any],
+    *,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    may_change_results: bool = False,
+) -> list[Knob]:
+    """The knobs of a script, most promising first.
+
+    Args:
+        machine: Cores, ranks, GPUs.
+        in_effect: What the script has now (a trial says it); a script without allranks has only the launcher's.
+        only: Names to turn; all if none are given.
+        without: Names to leave alone.
+        may_change_results: Also what rounds differently (precision, compress).
+    """
+    share = max(1, machine.num_cores // machine.nproc)
+    found = [
+        Knob("num_workers", _doubling(0, max(8, min(32, 2 * share))), in_effect.get("num_workers")),
+        Knob("threads", _doubling(1, machine.num_cores), in_effect.get("threads") or share),
+        Knob("micro_batch_size", _micro_batches(in_effect), _micro_batch(in_effect)),
+        Knob("channels_last", (False, True), in_effect.get("channels_last", False), is_ordered=False),
+        Knob("bucket_cap_mb", (1.0, 5.0, 25.0, 100.0), in_effect.get("bucket_cap_mb") or 25.0),
+        Knob("prefetch_factor", (1, 2, 4, 8), in_effect.get("prefetch_factor") or 2),
+        Knob("bind_cores", (False, True), False, is_ordered=False),
+        Knob("precision", ("fp32", "bf16"), in_effect.get("precision", "fp32"), is_ordered=False),
+        Knob("compress", ("none", "bf16"), in_effect.get("compress", "none"), is_ordered=False),
+        Knob("compile", (False, True), in_effect.get("compile", False), is_ordered=False),
+    ]
+    return [
+        k for k in found if _applies(k, machine, in_effect) and _wanted(k, only, without, may_change_results)
+    ]
+
+
+def _wanted(knob: Knob, only: Sequence[str], without: Sequence[str], may_change_results: bool) -> bool:
+    if knob.name in without or (only and knob.name not in only):
+        return False
+    return not knob.changes or may_change_results or knob.name in only
+
+
+def _applies(knob: Knob, machine: Machine, in_effect: Mapping[str, Any]) -> bool:
+    if SETTINGS[knob.name].where == "the launcher":
+        return machine.num_gpus == 0 and machine.num_cores > 1
+    if knob.name not in in_effect and knob.name != "micro_batch_size":
+        return False  # the script never asks for it
+    if knob.name == "compile":
+        return machine.has_compiler
+    if knob.name in ("bucket_cap_mb", "compress") and machine.nproc == 1:
+        return False
+    return len(knob.values) > 1
+
+
+def _doubling(least: int, most: int) -> tuple[int, ...]:
+    """0, 1, 2, 4, ... and the largest."""
+    values = {least, most}
+    value = 1
+    while value < most:
+        values.add(value)
+        value *= 2
+    return tuple(sorted(v for v in values if v >= least))
+
+
+def _micro_batch(in_effect: Mapping[str, Any]) -> int | None:
+    """Samples of a rank in one forward, as it is now."""
+    share = in_effect.get("rank_batch_size")
+    if not isinstance(share, int):
+        return None
+    asked = in_effect.get("micro_batch_size")
+    if isinstance(asked, int):
+        return min(asked, share)
+    return max(1, -(-share // int(in_effect.get("accumulation_steps") or 1)))
+
+
+def _micro_batches(in_effect: Mapping[str, Any]) -> tuple[int, ...]:
+    """Parts of a rank's share of a global batch: whole, in 2, 3, 4, ... micro-batches; powers of two or not."""
+    share = in_effect.get("rank_batch_size")
+    if not isinstance(share, int) or share < 2:
+        return ()
+    return tuple(sorted({-(-share // parts) for parts in (1, 2, 3, 4, 6, 8, 16, 32) if parts <= share}))

@@ -1,0 +1,183 @@
+"""Does the search find what is best, without being fooled by noise, crashes or the clock? Trials are made up here."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from allranks.core.errors import StartError
+from allranks.core.overrides import SETTINGS, parse_setting, read_settings
+from allranks.run.environment import cores_of
+from allranks.run.options import parse
+from allranks.tune import words
+from allranks.tune.knobs import Knob, Machine, knobs_for
+from allranks.tune.search import MIN_GAIN, Measured, Search
+from allranks.tune.trial import WARM_UP_UPDATES, Counted, Script
+
+KNOBS = [
+    Knob("num_workers", (0, 1, 2, 4, 8), 1),
+    Knob("threads", (1, 2, 4), 1),
+    Knob("bucket_cap_mb", (1.0, 5.0, 25.0), 1.0),
+    Knob("channels_last", (False, True), False, is_ordered=False),
+]
+
+
+class World:
+    """A made-up machine: updates per second of settings; each trial costs 5 s on its clock."""
+
+    def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
+        self.now, self.noise, self.random = 0.0, noise, random.Random(seed)
+        self.tried: list[dict[str, Any]] = []
+
+    def rate(self, settings: dict[str, Any]) -> float:
+        workers, threads = settings.get("num_workers", 1), settings.get("threads", 1)
+        feed = 30.0 * workers if workers else 20.0
+        compute = 50.0 * (1 + 0.6 * (threads > 1)) * (1.1 if settings.get("channels_last") else 1.0)
+        crowd = 1.0 if workers + threads <= 5 else 0.7  # together more than the cores
+        return min(feed, compute) * crowd * (0.9 if settings.get("bucket_cap_mb", 1.0) < 5 else 1.0)
+
+    def __call__(self, settings: dict[str, Any], give_up_below: float) -> Measured:
+        self.now += 5.0
+        self.tried.append(settings)
+        rate = self.rate(settings) * (1 + self.random.gauss(0, self.noise))
+        return Measured(settings, rate, self.noise)
+
+    def search(self, minutes: float = 10.0, knobs: list[Knob] = KNOBS) -> Search:
+        return Search(knobs, self, budget_s=60 * minutes, clock=lambda: self.now)
+
+
+def best_rate(world: World) -> float:
+    every: list[dict[str, Any]] = [{}]
+    for knob in KNOBS:
+        every = [{**settings, knob.name: value} for settings in every for value in knob.values]
+    return max(map(world.rate, every))
+
+
+def test_search_when_one_knob_is_in_the_way_of_another_then_both_are_found() -> None:
+    world = World()
+    found = world.search().run()
+    assert world.rate(found.best.settings) >= 0.95 * best_rate(world)
+    assert {w.name for w in found.kept} == set(found.best.settings)
+    assert all(w.gain is not None and w.gain > 1 for w in found.kept)
+    assert len(world.tried) < 35  # of 120
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_search_when_figures_are_noisy_then_near_the_best_and_never_worse_than_the_start(seed: int) -> None:
+    world = World(noise=0.02, seed=seed)
+    settings = world.search().run().best.settings
+    assert world.rate(settings) >= 0.9 * best_rate(world)
+    assert world.rate(settings) >= world.rate({})
+
+
+def test_search_when_nothing_pays_then_it_says_so_and_keeps_the_start() -> None:
+    flat = Search(
+        [Knob("threads", (1, 2, 4), 2)], lambda s, _: Measured(s, 10.0), budget_s=99, clock=lambda: 0.0
+    )
+    found = flat.run()
+    assert found.best.settings == {} and found.kept == []
+    assert "nothing found" in words.report(Script("train.py"), found, 9.0)
+
+
+def test_search_when_a_value_crashes_then_it_costs_one_trial_and_is_told() -> None:
+    world = World()
+
+    def measure(settings: dict[str, Any], give_up_below: float) -> Measured:
+        if settings.get("num_workers", 1) > 2:
+            world.now += 5.0
+            return Measured(settings, 0.0, failure="out of memory")
+        return world(settings, give_up_below)
+
+    found = Search(KNOBS, measure, budget_s=600, clock=lambda: world.now).run()
+    assert found.best.settings["num_workers"] == 2
+    assert "out of memory" in words.report(Script("train.py"), found, 9.0)
+
+
+def test_search_when_the_time_is_up_then_it_ends_soon_and_says_what_is_missing() -> None:
+    world = World()
+    found = world.search(minutes=0.75).run()
+    assert world.now <= 45 + 5
+    assert not found.is_complete
+    assert "--minutes" in words.report(Script("train.py"), found, 45.0)
+
+
+def test_search_when_the_start_fails_then_nothing_else_is_tried() -> None:
+    tried: list[dict[str, Any]] = []
+
+    def measure(settings: dict[str, Any], _: float) -> Measured:
+        tried.append(settings)
+        return Measured(settings, 0.0, failure="ended with exit code 1 before 5 updates:\nKeyError: 'x'")
+
+    found = Search(KNOBS, measure, budget_s=60, clock=lambda: 0.0).run()
+    assert tried == [{}]
+    assert "KeyError" in words.report(Script("train.py"), found, 1.0)
+
+
+def test_report_when_something_pays_then_the_command_line_has_it() -> None:
+    found = World().search().run()
+    script = Script("train.py", ("--lr", "0.1"), nproc=2)
+    text = words.report(script, found, 100.0)
+    assert "allranks run --nproc 2 --set num_workers=" in text and text.count("train.py --lr 0.1") == 1
+    data = words.as_json(script, found, 100.0)
+    given = [part for part in data["command"].split() if "=" in part]
+    assert parse(["--set", given[0], "train.py"], {}).overrides.items() <= found.best.settings.items()
+    assert data["gain"] > 1 + MIN_GAIN
+
+
+def test_knobs_when_the_script_has_no_allranks_then_only_the_launchers() -> None:
+    machine = Machine(8, 2)
+    assert {k.name for k in knobs_for(machine, {})} == {"threads", "bind_cores"}
+    in_effect = {"num_workers": 1, "rank_batch_size": 12, "accumulation_steps": 1, "precision": "fp32"}
+    found = {k.name: k for k in knobs_for(machine, in_effect)}
+    assert set(found) == {"threads", "bind_cores", "num_workers", "micro_batch_size"}
+    assert found["micro_batch_size"].start == 12 and {3, 4, 6, 12} <= set(found["micro_batch_size"].values)
+    allowed = knobs_for(machine, in_effect, may_change_results=True)
+    assert "precision" in {k.name for k in allowed}
+
+
+def test_neighbours_when_ordered_then_up_and_down_from_where_it_is() -> None:
+    knob = KNOBS[0]
+    assert knob.neighbours(2) == ((4, 8), (1, 0))
+    assert knob.neighbours(3) == ((4, 8), (2, 1, 0))
+    assert knob.neighbours(8) == ((4, 2, 1, 0),)
+    assert KNOBS[3].neighbours(True) == ((False,),)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "nn=1",
+        "num_workers=-1",
+        "threads=0",
+        "precision=fp8",
+        "bind_cores=maybe",
+        "bucket_cap_mb=0",
+        "threads",
+    ],
+)
+def test_setting_when_it_cannot_be_then_the_error_names_it(given: str) -> None:
+    with pytest.raises(StartError) as raised:
+        read_settings([given], {})
+    assert raised.value.code == "AR043" and given.split("=")[0] in str(raised.value)
+
+
+def test_settings_when_given_twice_then_the_command_line_wins() -> None:
+    env = {"ALLRANKS_SET": '{"num_workers": 2, "threads": 1}'}
+    assert read_settings(["num-workers=4"], env) == {"num_workers": 4, "threads": 1}
+    assert all(parse_setting(name, s.choices[0]) for name, s in SETTINGS.items() if s.kind == "choice")
+
+
+def test_cores_when_divided_then_each_rank_has_its_own() -> None:
+    assert [cores_of(k, 2, {0, 1, 2, 3, 8}) for k in range(2)] == [[0, 1], [2, 3, 8]]
+    assert [cores_of(k, 3, {4, 5}) for k in range(3)] == [[4], [5], [4]]
+
+
+def test_counted_when_steps_are_even_then_their_rate_and_little_spread() -> None:
+    counted = Counted()
+    counted.ends = {step: 100.0 + 0.01 * step for step in range(WARM_UP_UPDATES, 205)}
+    rate, spread = counted.figure()
+    assert rate == pytest.approx(100.0) and spread < 1e-6
+    assert counted.is_enough(2.0, 0.0) and not counted.is_cut_short
+    assert counted.is_enough(4.0, 200.0) and counted.is_cut_short

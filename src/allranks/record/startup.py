@@ -63,6 +63,7 @@ _MARKED = (
     "torch.autograd",
     "torch.serialization",
     "torch.optim.optimizer",
+    "torch.optim.lr_scheduler",
     "torch.distributed.distributed_c10d",
     "torch.nn.parallel.distributed",
     "torch._dynamo.eval_frame",
@@ -75,9 +76,18 @@ _MARKED = (
 
 
 def _mark_module(module) -> None:
-    from allranks.record import probe
+    global _has_failed
+    try:
+        from allranks.record import probe
 
-    probe.mark_module(module)
+        probe.mark_module(module)
+    except Exception as error:  # noqa: BLE001 - the user's import of torch must not fail with ours
+        if not _has_failed and number_of_rank() >= 0:
+            print(f"[allranks] calls are not recorded in process {os.getpid()}: {error!r}", file=sys.stderr)
+        _has_failed = True
+
+
+_has_failed = False
 
 
 def _mark_signals(module) -> None:

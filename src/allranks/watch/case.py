@@ -117,6 +117,8 @@ class Case:
         limit = 0.0
         if doing.is_busy:
             limit = 10.0 if rank.is_moving else 2.0
+        if is_going_on(rank):
+            limit = 30.0
         if record is not None and record.median_step_s == 0.0:
             # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
             limit = 20.0 if doing.is_busy else 1.5 if doing.kind in _IDLE else 8.0
@@ -294,6 +296,19 @@ def is_victim(rank: Rank) -> bool:
 def is_dying(rank: Rank) -> bool:
     """Whether its script has ended badly, and only the interpreter's own end is to come."""
     return rank.exit is None and rank.record is not None and rows.is_dying(rank.record)
+
+
+def is_going_on(rank: Rank) -> bool:
+    """Whether the rank is at work that changes: it came to another phase a moment ago, or runs a model outside of DDP."""
+    record = rank.record
+    if record is None or record.phase not in ("python", "data", "checkpoint", "evaluate", "log"):
+        return False
+    stack = next((s for s in rank.stacks if s.is_main), None)
+    runs_model = stack is not None and any(
+        f.function == "_call_impl" and f.file.endswith("/nn/modules/module.py") for f in stack.frames
+    )
+    is_at_work = rank.main_cpu_share + rank.run_queue_share > 0.3 or rank.state == "R"
+    return is_at_work and (runs_model or record.phase_s < 0.8)
 
 
 def is_comm_abort(rank: Rank) -> bool:

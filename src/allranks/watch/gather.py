@@ -28,10 +28,10 @@ from allranks.watch.stacks import (
     parse_faulthandler,
     parse_pyspy,
     user_frames,
-    user_place,
 )
 from allranks.watch.store import with_store
 from allranks.watch.tracing import with_notes, with_numbers
+from allranks.watch.verdict import Place
 
 STACK_DEADLINE_S = 0.25
 PYSPY_DEADLINE_S = 0.6
@@ -115,7 +115,7 @@ def take_quietly(ranks: Sequence[Rank], folder: Path | None) -> tuple[Rank, ...]
     for rank in ranks:
         found = page_of(folder, rank.pid)
         if found is not None:
-            record = with_numbers(record_of(found), found)
+            record = with_numbers(record_of(found, with_model=True), found)
             out.append(replace(rank, state=proc.state(rank.pid), record=record))
     return tuple(out)
 
@@ -296,9 +296,7 @@ def _rank(
         record=record_of(newest, with_model=with_models) if newest else None,
         stacks=found,
         stacks_from=how,
-        is_moving=second is not None
-        and main is not None
-        and user_place(second.frames) != _plain(user_place(main.frames)),
+        is_moving=second is not None and main is not None and second.frames != _plain(main.frames),
         open_files=proc.files_for_writing(rank.pid)[:8] if letter == "D" else (),
         tracer=proc.tracer(rank.pid),
         guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
@@ -306,8 +304,8 @@ def _rank(
     )
 
 
-def _plain(place):
-    return replace(place, code="") if place is not None else None
+def _plain(frames: Sequence[Place]) -> tuple[Place, ...]:
+    return tuple(replace(f, code="") for f in frames)
 
 
 def _worker_pids(pid: int, found: page.Record | None) -> tuple[int, ...]:

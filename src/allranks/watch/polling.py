@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from allranks.core.job import Job
 from allranks.record import page
 from allranks.record.notes import size_of_notes
-from allranks.watch import proc
+from allranks.watch import proc, spawned
 from allranks.watch.evidence import Rank
 from allranks.watch.reading import record_of
 from allranks.watch.rows import Row, row_of
@@ -36,9 +36,12 @@ class Poll:
         self.newest: dict[int, Row] = {}
         self._job = job
         self._ranks = {p.rank: Rank(p.rank, job.host, job.node_rank, p.local_rank, p.pid) for p in job.ranks}
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[
+            int, _Seen
+        ] = {}  # by pid: a spawned rank takes the number of the process that started it
         self._ended: dict[int, bool] = {}
         self._discovered_at = 0.0
+        self.world_size = job.world_size
         self._timeline = Timeline(job)
 
     def ranks(self) -> tuple[Rank, ...]:
@@ -50,7 +53,7 @@ class Poll:
         now = time.monotonic()
         if now - self._discovered_at > DISCOVER_S:
             self._discovered_at = now
-            self._discover()
+            self.discover()
         for number, rank in self._ranks.items():
             self.newest[number] = self._row(number, rank, now)
         self._timeline.look(self._ranks.values())
@@ -76,7 +79,7 @@ class Poll:
 
     def _row(self, number: int, rank: Rank, now: float) -> Row:
         letter = proc.state(rank.pid) if number not in self._ended else ""
-        seen = self._seen.setdefault(number, _Seen())
+        seen = self._seen.setdefault(rank.pid, _Seen())
         over = number in self._ended
         well = self._ended.get(number, False)
         if seen.reader is None:
@@ -105,22 +108,11 @@ class Poll:
         except OSError:
             return None
 
-    def _discover(self) -> None:
+    def discover(self) -> None:
         """Ranks that a script started itself (mp.spawn): their pages say who they are."""
-        if self._job.record_dir is None or len(self._job.ranks) != 1:
-            return
-        found = [
-            r
-            for r in page.read_pages(self._job.record_dir)
-            if r.role == page.Role.RANK
-            and r.pid != self._job.ranks[0].pid
-            and r.world_size > 1
-            and proc.state(r.pid)
-        ]
-        if len(found) > 1:
-            self._ranks = {
-                r.rank: Rank(r.rank, self._job.host, self._job.node_rank, r.rank, r.pid) for r in found
-            }
+        world_size, ranks = spawned.find(self._job)
+        if ranks:
+            self._ranks, self.world_size = ranks, world_size
 
 
 def _of_glance(before: Row, glance: page.Glance, letter: str) -> Row:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.job import Job, NodeInfo, RankExit
-from allranks.watch import bundle, gather, proc, remains
+from allranks.watch import bundle, gather, proc, remains, spawned
 from allranks.watch.case import Case, is_dying
 from allranks.watch.decide import decide, decide_all
 from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
@@ -111,6 +111,7 @@ class Watcher:
             self._exits[ended.rank] = ended
         self._is_over = True
         self._bundles.clear()
+        self._poll.discover()
         evidence = self._evidence("exit", self._rows(), fresh=True, sample_s=0.02)
         verdict = decide(evidence)
         if verdict is None:
@@ -334,11 +335,14 @@ class Watcher:
             taken = self._take(with_sockets=len(self._nodes) > 1, sample_s=sample_s)
             ranks |= {r.rank: r for r in taken}
         for number, ended in self._exits.items() if trigger not in QUIET_KINDS else ():
-            ranks[number] = remains.rank_of(ended, job, self._nodes, ranks.get(number))
+            if self._poll.world_size != job.world_size:
+                ranks |= spawned.at_exit(ended, self._poll.ranks(), job.record_dir)
+            else:
+                ranks[number] = remains.rank_of(ended, job, self._nodes, ranks.get(number))
         nodes = bundle.nodes_of(job, self._nodes, self._own_node(), others)
-        return bundle.evidence_of(
-            job, list(ranks.values()), nodes, trigger, age_s=time.monotonic() - self._began
-        )
+        job = replace(job, world_size=self._poll.world_size)  # also of ranks that the script has started
+        age_s = time.monotonic() - self._began
+        return bundle.evidence_of(job, list(ranks.values()), nodes, trigger, age_s=age_s)
 
     def _take(self, *, with_sockets: bool, sample_s: float) -> tuple[Rank, ...]:
         """This node's live ranks."""

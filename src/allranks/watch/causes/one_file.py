@@ -14,7 +14,8 @@ CODE, NAME = "AR211", "file-written-by-several-ranks"
 
 _DAMAGED = re.compile(
     r"^EOFError: ?$|PytorchStreamReader|UnpicklingError|invalid load key|unexpected EOF|Ran out of input|zip archive"
-    r"|unexpected pos|file in archive|enforce fail at inline_container|pickle data was truncated"
+    r"|unexpected pos|record size .* does not match|not find file|corrupted"
+    r"|file in archive|enforce fail at inline_container|pickle data was truncated"
 )
 
 

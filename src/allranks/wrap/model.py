@@ -77,9 +77,7 @@ class Model(nn.Module):
         self._shared_memory = shared_memory
         self._compress, self._local = compress or CompressSettings(), local or LocalSettings()
         self._scaler = precision.scaler if precision is not None else None
-        self.exchange: Exchange | None = (
-            None  # None: DDP's own, or memory alone
-        )
+        self.exchange: Exchange | None = None  # None: DDP's own, or memory alone
         self.local_steps: LocalSteps | None = None  # where ranks train apart between two synchronisations
         self.on_choice: Any = None  # told what compress="auto" has chosen
         object.__setattr__(self, "_replica", None)  # not a submodule: its names would come twice
@@ -127,6 +125,7 @@ class Model(nn.Module):
             if before is not None:
                 self.exchange.load_state_dict(before.state_dict())
         if self._local.every > 1:
+            replica.trains_apart = True  # for the record, which compares replicas
             mean = self.exchange.mean if self.exchange is not None else None
             self.local_steps = LocalSteps(named, self._local, mean)
             if apart is not None:

@@ -85,7 +85,7 @@ class Search:
         on_trial: Callable[[Measured, Measured | None], None] = lambda measured, best: None,
     ) -> None:
         self.knobs, self._measure, self._clock, self._on_trial = list(knobs), measure, clock, on_trial
-        self._ends_at = clock() + budget_s
+        self._budget_s, self._ends_at = budget_s, clock() + budget_s
         self._reserve_s = 0.0
         self._known: dict[str, Measured] = {}
         self._trials = 0
@@ -100,7 +100,7 @@ class Search:
         if first.failure:
             return found
         best, turned = first, dict.fromkeys((k.name for k in self.knobs), False)
-        self._reserve_s = 4 * cost_s
+        self._keep_time(cost_s)
         for _ in range(2):
             before = best
             for knob in self.knobs:
@@ -118,6 +118,10 @@ class Search:
     def _is_late(self) -> bool:
         return self._clock() >= self._ends_at - self._reserve_s
 
+    def _keep_time(self, trial_s: float) -> None:
+        """For the last trials, which tell what was luck: as long as four take, but half of the time at most."""
+        self._reserve_s = min(max(self._reserve_s, 4 * trial_s), self._budget_s / 2)
+
     def _trial(self, settings: dict[str, Any], give_up_below: float, *, again: bool = False) -> Measured:
         known = self._known.get(_key(settings))
         if known is not None and not again:
@@ -125,7 +129,7 @@ class Search:
         began = self._clock()
         measured = self._measure(settings, give_up_below)
         self._trials += 1
-        self._reserve_s = max(self._reserve_s, 4 * (self._clock() - began))
+        self._keep_time(self._clock() - began)
         if not again:
             self._known[_key(settings)] = measured
         return measured
@@ -159,7 +163,7 @@ class Search:
         starts, bests = [first], [best]
         if best is not first:
             for _ in range(2):
-                if self._clock() >= self._ends_at:
+                if self._clock() >= self._ends_at or _is_plain(starts, bests):
                     break
                 starts.append(self._trial({}, 0.0, again=True))
                 bests.append(self._trial(best.settings, 0.0, again=True))
@@ -187,6 +191,11 @@ def is_better(one: Measured, other: Measured) -> bool:
     """Whether a rate is above another by more than MIN_GAIN and than their spreads can explain."""
     noise = (one.spread**2 + other.spread**2) ** 0.5
     return not one.failure and one.rate > other.rate * (1 + max(MIN_GAIN, noise))
+
+
+def _is_plain(starts: Sequence[Measured], bests: Sequence[Measured]) -> bool:
+    """Whether a second look at both has shown a gain that needs no third."""
+    return len(bests) > 1 and min(m.rate for m in bests) > 1.2 * max(m.rate for m in starts)
 
 
 def _middle(measured: Sequence[Measured]) -> Measured:

@@ -11,13 +11,16 @@ from unittest import mock
 import pytest
 
 from allranks.core.errors import StartError
+from allranks.core.job import RankExit
 from allranks.run import devices, network, roster
+from allranks.run.endings import story_of_lost
 from allranks.run.environment import Place, command_of, of_rank
 from allranks.run.local import shown_as
 from allranks.run.options import Options, parse
-from allranks.run.restarts import Failure, decide
+from allranks.run.restarts import Failure, decide, failure_of
 from allranks.run.roster import Hello
 from allranks.run.signals import Requests
+from allranks.run.story import Story
 
 HUB = Hello("a", 2, "2", 0, "job", 2, 2, versions={"torch": "2.13.0"})
 OTHER = replace(HUB, host="b", node_rank=1)
@@ -108,6 +111,30 @@ def test_decide_when_the_same_exception_comes_back_then_it_stops_and_says_so() -
     assert decide(same, 5).code == "AR044"
     assert decide([same[0], Failure(True, "E at a:1", 9)], 5).restart  # the training got further
     assert decide([same[0], Failure(False), same[1]], 5).restart  # not in a row
+
+
+RAISED = (
+    "Traceback (most recent call last):",
+    '  File "/a/train.py", line 7, in <module>',
+    "    f()",
+    "ValueError: x",
+)
+GONE = (*RAISED[:3], "RuntimeError: Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("lines", "by_us", "identity"),
+    [(RAISED, True, "ValueError at /a/train.py:7"), (RAISED, False, "ValueError at /a/train.py:7"), (GONE, True, ""), ((), True, "")],
+)  # fmt: skip
+def test_failure_when_a_verdict_came_before_the_exits_then_it_is_that_of_the_rank_that_raised(
+    lines: tuple[str, ...], by_us: bool, identity: str
+) -> None:
+    stopped = RankExit(0, "a", 0, -1, 15, 1.0, (), 10, by_us=True)
+    exits = [stopped, RankExit(1, "a", 0, 1, None, 1.1, lines, 11, by_us=by_us)]
+    found = failure_of(Story("AR200", "a verdict", 1, None), exits, 7)
+    assert found == Failure(bool(identity), identity, 7)
+    lost = failure_of(story_of_lost([]), exits, 7)
+    assert lost == Failure(False, "", 7), "a lost node explains all else"
 
 
 def test_decide_when_all_restarts_are_used_then_the_kinds_are_counted_apart() -> None:

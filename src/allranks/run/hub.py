@@ -334,7 +334,7 @@ class Hub:
     def _decide(self, attempt: Attempt, now: float) -> None:
         told = attempt.story
         assert told is not None
-        self.failures.append(restarts.Failure(told.by_script, told.identity, attempt.step))
+        self.failures.append(restarts.failure_of(told, attempt.exits.values(), attempt.step))
         exits = [
             {"rank": e.rank, "code": e.code, "signal": e.signal, "by_us": e.by_us}
             for e in attempt.exits.values()

@@ -6,8 +6,13 @@ exception that comes back the same is not tried a third time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from allranks.core.job import RankExit
+from allranks.run import story
+from allranks.run.endings import EXIT_MACHINE
+from allranks.run.story import Story
 
 MAX_WAIT_S = 30.0
 
@@ -22,6 +27,16 @@ class Failure:
     """Of an exception: "ValueError at train.py:10"."""
     step: int | None = None
     """Where the training stood, if the record knows."""
+
+
+def failure_of(told: Story, exits: Iterable[RankExit], step: int | None) -> Failure:
+    """The failure that a story tells. A watcher's verdict may come before the first exit, and then knows of no exception: so what
+    the ranks said is looked at, also of those that raised while we ended them."""
+    if told.culprit is None and told.exit_code != EXIT_MACHINE:
+        raised = [replace(exit, by_us=False) for exit in exits if exit.failed and exit.signal is None]
+        again = story.tell(raised, len(raised))
+        told = again if again.identity else told
+    return Failure(told.by_script, told.identity, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,3 +175,19 @@ def step_outer() -> None:
 
 def test_outer_step_when_nesterov_then_as_its_formula_says() -> None:
     run_ranks(2, step_outer)
+
+
+def is_compared() -> list[bool]:
+    from allranks.record import compat
+    from allranks.wrap.model import Model
+    from allranks.wrap.settings import LocalSettings
+
+    models = [
+        Model(net(), torch.device("cpu"), world_size=2, shared_memory=False, local=LocalSettings(every))
+        for every in (1, 4)
+    ]
+    return [compat.keeps_equal(m.replica, dist.group.WORLD) for m in models]
+
+
+def test_record_when_ranks_train_apart_then_their_replicas_are_not_compared() -> None:
+    assert run_ranks(2, is_compared) == [[True, False]] * 2

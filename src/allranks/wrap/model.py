@@ -125,7 +125,7 @@ class Model(nn.Module):
             if before is not None:
                 self.exchange.load_state_dict(before.state_dict())
         if self._local.every > 1:
-            replica.trains_apart = True  # for the record, which compares replicas
+            object.__setattr__(replica, "trains_apart", True)  # for the record, which compares replicas
             mean = self.exchange.mean if self.exchange is not None else None
             self.local_steps = LocalSteps(named, self._local, mean)
             if apart is not None:

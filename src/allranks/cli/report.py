@@ -32,7 +32,7 @@ class Command(TyperCommand):
 def with_file(args: Sequence[str]) -> list[str]:
     """The arguments, with a value behind a bare --html: one at the end, before another option or before a directory."""
     out: list[str] = []
-    for word, then in zip(args, [*args[1:], "--"], strict=True):
+    for word, then in zip(args, [*args[1:], "--"], strict=False):
         is_bare = word == "--html" and (then.startswith("-") or Path(then).is_dir())
         out.append(f"--html={BESIDE_THE_RUN}" if is_bare else word)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -78,7 +79,9 @@ def _times(times: Times) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in times.parts.ranks],
         "over_time": {str(rank): [_rank(piece) for piece in row] for rank, row in times.pieces.items()},
         "throughput": [{"t": t, "steps_per_s": speed} for t, speed in plots.speeds(times)],
-        "waiting_for": waiting_for(times),
+        "came_last": came_last(times),
+        "straggler": dataclasses.asdict(times.straggler) if times.straggler else None,
+        "causes": [dataclasses.asdict(cause) for cause in times.causes],
     }
 
 
@@ -94,7 +97,7 @@ def _rank(parts: RankParts) -> dict[str, Any]:
     }
 
 
-def waiting_for(times: Times) -> dict[str, int]:
+def came_last(times: Times) -> dict[str, int]:
     """At how many recorded meetings each rank came last."""
     counts: dict[int, int] = {rank.rank: 0 for rank in times.history.ranks}
     for meeting in times.waits.gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ MOST_RANKS = 16
 """Rows of the table; of more ranks the slowest ones are shown."""
 MOST_VERDICTS = 6
 PLAIN_WIDTH = 160
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SMALL_SHARE = 0.005
 """Parts below it everywhere are not worth a column."""
 
@@ -43,10 +45,15 @@ def as_text(report: Report, *, width: int | None = None, color: bool = False) ->
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def _text(text: str, style: str = "") -> Text:
+    """A logged name or a verdict as it is, but without the control codes that would speak to the terminal."""
+    return Text(CONTROL.sub("?", text), style=style)
+
+
 def _write(report: Report, console: Console) -> None:
     facts = report.facts
-    head = Text(facts.name, style="bold")
-    head.append(" " + words.ending_text(facts), style=MOODS.get(facts.state, "bold yellow"))
+    head = _text(facts.name, style="bold")
+    head.append_text(_text(" " + words.ending_text(facts), style=MOODS.get(facts.state, "bold yellow")))
     console.print(head)
     _rows(
         console,
@@ -60,11 +67,12 @@ def _write(report: Report, console: Console) -> None:
     _verdicts(report, console)
     if report.times is not None:
         _times(report.times, console)
+        _causes(report.times, console)
     _logged(report, console)
     if report.missing:
         console.print("\nnot known", style="bold")
         for text in report.missing:
-            console.print(Text(f"  {text}"))
+            console.print(_text(f"  {text}"))
 
 
 def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
@@ -73,7 +81,7 @@ def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
     grid.add_column(overflow="fold")
     for name, text in rows:
         if text:
-            grid.add_row(f"  {name}", Text(text))
+            grid.add_row(f"  {name}", _text(text))
     console.print(grid)
 
 
@@ -81,11 +89,11 @@ def _verdicts(report: Report, console: Console) -> None:
     told = report.facts.verdicts
     if not told:
         return
-    console.print("\nwhat went wrong", style="bold")
+    console.print("\nsaid while it ran", style="bold")
     for one in told[:MOST_VERDICTS]:
         verdict = one.verdict
         again = f" (said {one.times} times)" if one.times > 1 else ""
-        console.print(Text(f"  {verdict.head()}{again}", style="red"))
+        console.print(_text(f"  {verdict.head()}{again}", style="red"))
         rows = [(label, text) for label, text in verdict.lines() if label in ("where", "do")]
         firsts = {label: text for label, text in reversed(rows)}
         more = f"allranks explain {verdict.code}" + (f"; {one.page}" if one.page else "")
@@ -93,22 +101,34 @@ def _verdicts(report: Report, console: Console) -> None:
             console, [*((f"  {label}", firsts.get(label, "")) for label in ("where", "do")), ("  more", more)]
         )
     if len(told) > MOST_VERDICTS:
-        console.print(Text(f"  and {len(told) - MOST_VERDICTS} more in {report.facts.path / 'diagnosis'}"))
+        console.print(_text(f"  and {len(told) - MOST_VERDICTS} more in {report.facts.path / 'diagnosis'}"))
 
 
 def _times(times: Times, console: Console) -> None:
     speed = words.mean_speed(times)
     console.print("\nwhere the time of a step goes", style="bold")
     if not times.parts.ranks:
-        console.print(Text(f"  {words.steps_done(times)} steps: too few to say"))
+        console.print(_text(f"  {words.steps_done(times)} steps: too few to say"))
         return
     text = f"  {words.steps_done(times):,} steps, {words.step_text(times)} each (median)"
-    console.print(Text(text + (f", {speed:.3g} a second" if speed else "")))
+    console.print(_text(text + (f", {speed:.3g} a second" if speed else "")))
     console.print(_parts_table(times))
+    if straggler := words.straggler_text(times):
+        console.print(_text(f"  {straggler}", style="bold" if times.straggler else ""))
     if times.parts.first_step_s > 3 * times.parts.median_step_s:
         console.print(
-            Text(f"  the first step took {seconds_short(times.parts.first_step_s)}; it is not counted")
+            _text(f"  the first step took {seconds_short(times.parts.first_step_s)}; it is not counted")
         )
+
+
+def _causes(times: Times, console: Console) -> None:
+    if not times.causes:
+        return
+    console.print("\nwhat makes it slower than it need be", style="bold")
+    for cause in times.causes:
+        console.print(_text(f"  {cause.code} {cause.title}", style="yellow"))
+        rows = [("  why", fact) for fact in cause.facts[:1]] + [("     ", fact) for fact in cause.facts[1:4]]
+        _rows(console, [*rows, ("  do", cause.fix), ("  more", f"allranks explain {cause.code}")])
 
 
 def _parts_table(times: Times) -> Table:
@@ -125,10 +145,10 @@ def _parts_table(times: Times) -> Table:
     worst = max(ranks, key=plots.own_s).rank if len(ranks) > 1 else None
     for name, rank in zip(plots.rank_names(times, [r.rank for r in shown]), shown, strict=True):
         cells = [f"{rank.step_s * 1e3:.4g}", *(f"{rank.per_step(p) * 1e3:.3g}" for p in used)]
-        table.add_row(Text(f"  {name}"), *cells, style="bold" if rank.rank == worst else "")
+        table.add_row(_text(f"  {name}"), *cells, style="bold" if rank.rank == worst else "")
     if len(ranks) > len(shown):
         table.add_row(
-            Text(f"  {len(ranks) - len(shown)} more ranks do less themselves"), *[""] * (len(used) + 1)
+            _text(f"  {len(ranks) - len(shown)} more ranks do less themselves"), *[""] * (len(used) + 1)
         )
     return table
 
@@ -141,14 +161,14 @@ def _logged(report: Report, console: Console) -> None:
         for name in ("  value", "last", "best", ""):
             table.add_column(name, overflow="fold")
         for name, *rest in rows[:40]:
-            table.add_row(Text(f"  {name}"), *map(Text, rest))
+            table.add_row(_text(f"  {name}"), *map(_text, rest))
         console.print(table)
     kept = report.facts.checkpoints
     if kept:
         console.print("\ncheckpoints", style="bold")
         there = [c for c in kept if c.size_bytes is not None]
         console.print(
-            Text(
+            _text(
                 f"  {len(kept)} written, {len(there)} there; the last: {kept[-1].folder}, step {kept[-1].step:,}"
             )
         )

@@ -136,7 +136,7 @@ def read(run: RunDir, now: float) -> Facts:
         exit_code=exit_code,
         why=why,
         started=started or _first_metric(logged),
-        ended=_stamp(about.get("ended_at")),
+        ended=None if _is_of_before(about) else _stamp(about.get("ended_at")),
         last_sign=last,
         attempts=_attempts(events),
         verdicts=_verdicts(run, events),
@@ -151,7 +151,7 @@ def _ending(
     run: RunDir, about: Mapping[str, Any], events: Sequence[Event], last: float | None, now: float
 ) -> tuple[State, int | None, str]:
     code = about.get("exit_code")
-    if isinstance(code, int):
+    if isinstance(code, int) and not _is_of_before(about):
         why = next((str(e.fields.get("text", "")) for e in reversed(events) if e.kind == "stop"), "")
         return ("ended" if code == 0 else "failed"), code, why or ("" if code == 0 else exit_text(code))
     if _is_alive(run):
@@ -163,6 +163,12 @@ def _ending(
     if last is not None and now - last < QUIET_S:
         return "running", None, f"on {about.get('host')}: it wrote something a moment ago"
     return "unknown", None, f"no end is recorded: it goes on at {about.get('host')}, or was killed there"
+
+
+def _is_of_before(about: Mapping[str, Any]) -> bool:
+    """Whether the end that run.json tells is that of an earlier launch into the same directory."""
+    started, ended = _stamp(about.get("started_at")), _stamp(about.get("ended_at"))
+    return started is not None and ended is not None and ended < started
 
 
 def exit_text(code: int) -> str:

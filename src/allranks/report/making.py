@@ -8,7 +8,9 @@ from pathlib import Path
 
 from allranks.core.errors import UsageError
 from allranks.perf.breakdown import Breakdown, RankParts, Waits, breakdown, over_time
+from allranks.perf.causes import Cause, find_causes
 from allranks.perf.history import NoHistory, read_history
+from allranks.perf.straggler import Straggler, find_straggler
 from allranks.perf.values import History
 from allranks.record.rundir import RunDir
 from allranks.report import facts as facts_of
@@ -26,6 +28,9 @@ class Times:
     parts: Breakdown
     pieces: dict[int, list[RankParts]]
     waits: Waits
+    straggler: Straggler | None = None
+    causes: tuple[Cause, ...] = ()
+    """What makes it slow, the dearest first."""
 
     @property
     def began(self) -> float:
@@ -71,7 +76,9 @@ def _times(path: Path, attempt: int | None) -> tuple[Times | None, str]:
     if not any(rank.samples for rank in history.ranks):
         return None, "the timeline has no sample: the run ended before its first"
     pieces = over_time(history, PIECES)
-    return Times(history, breakdown(history), pieces, Waits(history)), ""
+    parts = breakdown(history)
+    straggler, causes = find_straggler(history, parts), tuple(find_causes(history, parts))
+    return Times(history, parts, pieces, Waits(history), straggler, causes), ""
 
 
 def _missing(facts: Facts, times: Times | None, why: str) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from allranks.perf.breakdown import PARTS
-from allranks.perf.values import CallTimes, History, RankHistory, StepTimes
+from allranks.perf.values import CallTimes, History, StepTimes
 from allranks.watch.verdict import seconds
 
 MOST_STEPS = 24
@@ -105,23 +106,34 @@ def _spread(shared: Sequence[int], chosen: set[int], count: int) -> set[int]:
     return {left[(2 * k + 1) * len(left) // (2 * count)] for k in range(min(count, len(left)))}
 
 
-def moments_of(history: History, step: int) -> StepMoments:
-    """One of history.shared_steps()."""
-    times = {r.rank: next(s for s in r.steps if s.step == step) for r in history.ranks}
+def moments_of(history: History, steps: Iterable[int]) -> list[StepMoments]:
+    """Some of history.shared_steps(), in their order."""
+    wanted = set(steps)
+    times: dict[int, dict[int, StepTimes]] = {step: {} for step in sorted(wanted)}
+    calls: dict[int, dict[int, list[CallTimes]]] = {step: {} for step in times}
+    for rank in history.ranks:
+        chosen = [s for s in rank.steps if s.step in wanted]
+        for step, inside in zip(chosen, calls_of(rank.calls, chosen), strict=True):
+            times[step.step][rank.rank] = step
+            calls[step.step][rank.rank] = inside
+    return [_step(step, times[step], calls[step]) for step in times]
+
+
+def _step(
+    number: int, times: Mapping[int, StepTimes], calls: Mapping[int, Sequence[CallTimes]]
+) -> StepMoments:
     readies = [ready for s in times.values() if (ready := ready_of(s)) is not None]
     last_ready = max(readies) if len(readies) == len(times) else None
     entries = [s.buffers[0] for s in times.values() if s.buffers is not None]
     last_entry = max(entries) if len(entries) == len(times) else None
     ranks = tuple(
         RankMoments(
-            r.rank,
-            tuple(segments(times[r.rank], last_ready, last_entry)),
-            calls_of(r, times[r.rank]),
-            ready_of(times[r.rank]),
+            rank, tuple(segments(step, last_ready, last_entry)), tuple(calls.get(rank, ())), ready_of(step)
         )
-        for r in history.ranks
+        for rank, step in times.items()
     )
-    return StepMoments(step, min(s.start for s in times.values()), max(s.end for s in times.values()), ranks)
+    begin, end = min(s.start for s in times.values()), max(s.end for s in times.values())
+    return StepMoments(number, begin, end, ranks)
 
 
 def ready_of(step: StepTimes) -> float | None:
@@ -182,9 +194,10 @@ def _filled(found: Sequence[Segment], start: float, end: float) -> list[Segment]
     return out
 
 
-def calls_of(rank: RankHistory, step: StepTimes) -> tuple[CallTimes, ...]:
-    """The script's collectives that were entered during the step."""
-    return tuple(c for c in rank.calls if step.start <= c.entered < step.end)
+def calls_of(calls: Sequence[CallTimes], steps: Sequence[StepTimes]) -> list[list[CallTimes]]:
+    """Of each step the collectives that were entered during it; both are in the order of time."""
+    entered = [call.entered for call in calls]
+    return [list(calls[bisect_left(entered, s.start) : bisect_left(entered, s.end)]) for s in steps]
 
 
 def seconds_short(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from importlib import resources
 
 from allranks.perf.breakdown import PARTS
@@ -43,10 +44,16 @@ def as_page(report: Report) -> str:
     body = [
         tag("a", "to the plots", href="#main", class_="skip"),
         page_parts.head(report),
+        page_parts.contents(_ids(sections)),
         page_parts.tiles(report),
         tag("main", sections, id="main"),
     ]
     return _document(report, join(body), data)
+
+
+def _ids(sections: list[Html | None]) -> list[str]:
+    """The ids of the sections that are there, as their first tags have them."""
+    return [found.group(1) for s in sections if s and (found := re.match(r'<[^>]* id="([a-z]+)"', s))]
 
 
 def _document(report: Report, body: Html, data: object) -> str:
@@ -81,7 +88,9 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _figure(id: str, title: str, about: str, *after: object, controls: object = None, keys: str) -> Html:
+def _figure(
+    id: str, title: str, about: str, *after: object, before: object = None, controls: object = None, keys: str
+) -> Html:
     caption = tag(
         "figcaption",
         tag("h2", title, id=f"{id}-title"),
@@ -89,8 +98,8 @@ def _figure(id: str, title: str, about: str, *after: object, controls: object = 
         tag("p", about),
     )
     plot = tag("div", class_="plot", tabindex=0, role="group", aria_label=f"{title}. {keys}")
-    says = tag("p", Html("&nbsp;"), class_="says", aria_live="polite")
-    return tag("figure", caption, plot, says, after, id=id)
+    says = tag("p", "Point at it, or use the arrow keys.", class_="says hint", aria_live="polite")
+    return tag("figure", caption, before, plot, says, after, id=id)
 
 
 def _line_figure(plot: plots.LinePlot) -> Html:
@@ -218,9 +227,9 @@ def _steps_figure(steps: dict) -> Html:
         "steps",
         "One step on all ranks",
         about,
-        tag("p", class_="note"),
         _part_legend([p for p in NAMES if p in used], NAMES),
         behind("the numbers", tag("div", body, class_="scroll", tabindex=0)),
+        before=tag("p", class_="note"),
         controls=controls,
         keys="Arrow keys go from part to part.",
     )

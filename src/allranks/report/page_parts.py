@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from allranks.report import words
 from allranks.report.facts import Told
-from allranks.report.making import Report
+from allranks.report.making import Report, Times
 from allranks.report.markup import Html, behind, table, tag
 
 MOODS = {"ended": "good", "failed": "bad", "killed": "bad", "running": "neutral", "unknown": "neutral"}
 MOST_VERDICTS = 20
+LINKS = {
+    "known": "What to know",
+    "stack": "Step time",
+    "curves": "Loss and throughput",
+    "heat": "Ranks over time",
+    "steps": "One step",
+    "metrics": "Other values",
+    "logged": "Logged values and checkpoints",
+    "output": "Output",
+    "about": "About the run",
+}
+"""Sections by their ids, in their order."""
 
 
 def head(report: Report) -> Html:
@@ -18,19 +32,25 @@ def head(report: Report) -> Html:
         "header",
         tag("h1", facts.name),
         tag("span", words.state_text(facts), class_=f"state {MOODS[facts.state]}"),
+        tag("span", _counted(facts.verdicts), class_="state bad") if facts.verdicts else None,
         tag("button", "dark", type="button", id="theme", aria_label="Change between light and dark"),
     )
     lines = [words.about_text(facts), f"started {words.when_text(facts.started)}", str(facts.path)]
-    links = [("known", "What to know")]
-    if report.times is not None:
-        links += [("stack", "Step time")] if report.times.parts.ranks else []
-    links += [("about", "About the run")]
     return tag(
         "div",
         top,
         tag("p", " \u00b7 ".join(line for line in lines if line), class_="sub"),
-        tag("nav", [tag("a", name, href=f"#{id}") for id, name in links], aria_label="On this page"),
     )
+
+
+def contents(ids: Sequence[str]) -> Html:
+    """Links to the parts that there are."""
+    there = [tag("a", name, href=f"#{id}") for id, name in LINKS.items() if id in ids]
+    return tag("nav", there, aria_label="On this page")
+
+
+def _counted(verdicts: Sequence[Told]) -> str:
+    return f"{len(verdicts)} verdict{'s' * (len(verdicts) != 1)}: {', '.join(t.verdict.code for t in verdicts[:3])}"
 
 
 def tiles(report: Report) -> Html:
@@ -64,13 +84,33 @@ def knowing(report: Report) -> Html:
     if len(facts.verdicts) > MOST_VERDICTS:
         out.append(tag("p", f"and {len(facts.verdicts) - MOST_VERDICTS} more in diagnosis/"))
     if report.times is not None and report.times.parts.ranks:
-        out.append(tag("p", f"A step takes most of its time in: {words.largest_text(report.times)}."))
+        out += _slow(report.times)
     if report.missing:
         out += [
             tag("h3", "What this report cannot say"),
             tag("ul", [tag("li", text) for text in report.missing], class_="missing"),
         ]
     return tag("section", out, id="known")
+
+
+def _slow(times: Times) -> list[Html]:
+    """Where the time goes in a sentence, the straggler, and the causes with what to change."""
+    out = [tag("p", f"Most of a step's time: {words.largest_text(times)}.")]
+    if straggler := words.straggler_text(times):
+        text = straggler[0].upper() + straggler[1:] + "."
+        out.append(tag("p", tag("strong", text) if times.straggler else text))
+    for cause in times.causes:
+        facts = [[tag("dt", "why" if k == 0 else ""), tag("dd", fact)] for k, fact in enumerate(cause.facts)]
+        fixes = [[tag("dt", "do"), tag("dd", cause.fix)]] if cause.fix else []
+        out.append(
+            tag(
+                "div",
+                tag("p", tag("span", cause.code, class_="code"), f" {cause.title}", class_="head"),
+                tag("dl", facts, fixes) if facts or fixes else None,
+                class_="finding neutral",
+            )
+        )
+    return out
 
 
 def _verdict(told: Told) -> Html:

@@ -65,7 +65,7 @@ def line_plots(report: Report) -> list[LinePlot]:
             LinePlot(
                 f"metric-{number}",
                 series.name,
-                "as the script logged it",
+                "by step, as the script logged it",
                 "step",
                 "step",
                 "",
@@ -81,11 +81,11 @@ def loss_plot(report: Report) -> LinePlot | None:
     losses = report.facts.logged.losses[:MOST_CURVES]
     if losses:
         series = tuple((s.name, thinned(points_of(s))) for s in losses)
-        about = "as the script logged it"
+        about = "by step, as the script logged it"
     else:
         history = report.times.history if report.times else None
         series = tuple(seen_losses(history)) if history else ()
-        about = "of each rank's own batches, about once a second, as the watcher saw it"
+        about = "by step, of each rank's own batches, about once a second, as the watcher saw it"
     if not series:
         return None
     positive = all(y is None or y > 0 for _, points in series for _, y in points)
@@ -249,7 +249,7 @@ def steps(report: Report) -> dict[str, Any] | None:
     if report.times is None:
         return None
     history = report.times.history
-    shown = [moments_of(history, step) for step in steps_to_show(history, report.pinned)]
+    shown = moments_of(history, steps_to_show(history, report.pinned))
     if not shown:
         return None
     return {

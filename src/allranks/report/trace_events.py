@@ -10,18 +10,21 @@ Source: the format's document, "Trace Event Format" (Google, 2016): ts and dur i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from allranks.perf.breakdown import PARTS
-from allranks.perf.values import History, RankHistory, Sample
+from allranks.perf.values import CallTimes, History, RankHistory, Sample
 from allranks.report.making import Report
 from allranks.report.moments import BETWEEN, NAMES, StepMoments, moments_of
 
 MAIN, COLLECTIVES, LOADER = 1, 2, 3
 JOB = 1_000_000
 """The process of what is no rank's; pids of ranks are their numbers."""
+MOST_STEPS = 40_000
+"""Of all ranks together: some 50 MB of events. Perfetto opens no more in good time."""
+MOST_CALLS = 20_000
 Event = dict[str, Any]
 
 
@@ -29,14 +32,17 @@ def as_trace(report: Report) -> dict[str, Any]:
     """The whole file; without times only verdicts and checkpoints are in it."""
     history = report.times.history if report.times else None
     events = list(_names(history)) if history else []
+    left_out = ""
     if history:
-        shared = set(history.shared_steps())
+        every = max(1, -(-sum(len(rank.steps) for rank in history.ranks) // MOST_STEPS))
+        left_out = f"of the recorded steps every {every}th is here" if every > 1 else ""
+        shared = set(history.shared_steps()[::-1][::every])
         for rank in history.ranks:
-            events += _steps(rank, shared)
-            events += _calls(rank)
+            events += _steps(rank, shared, every)
+            events += _calls(rank.rank, rank.calls[-MOST_CALLS:])
             events += _counters(rank)
-        for number in sorted(shared):
-            events += _step_of_all(moments_of(history, number))
+        for step in moments_of(history, shared):
+            events += _step_of_all(step)
         events += _arrows_of_calls(history)
     events += _instants(report)
     return {
@@ -45,7 +51,7 @@ def as_trace(report: Report) -> dict[str, Any]:
         "otherData": {
             "run": str(report.facts.path),
             "name": report.facts.name,
-            "missing": list(report.missing),
+            "missing": [*report.missing, *filter(None, [left_out])],
         },
     }
 
@@ -77,9 +83,9 @@ def _slice(pid: int, tid: int, name: str, kind: str, begin: float, end: float, *
     return {**found, "dur": max(0.0, round(us(end) - us(begin), 3)), "args": args}
 
 
-def _steps(rank: RankHistory, shared: set[int]) -> Iterator[Event]:
+def _steps(rank: RankHistory, shared: set[int], every: int) -> Iterator[Event]:
     """Each recorded step; its parts come from _step_of_all where all ranks recorded it."""
-    for step in rank.steps:
+    for step in [s for s in rank.steps if s.step in shared or every == 1]:
         yield _slice(rank.rank, MAIN, f"step {step.step}", "step", step.start, step.end, step=step.step)
         if step.step not in shared:
             spans = {"data": step.data, "forward": step.forward, "backward": step.backward}
@@ -131,20 +137,20 @@ def _arrows(name: str, key: str, came: dict[int, float]) -> Iterator[Event]:
             yield {"ph": "f", "bp": "e", "pid": last, "ts": us(came[last]), **flow}
 
 
-def _calls(rank: RankHistory) -> Iterator[Event]:
+def _calls(rank: int, calls: Sequence[CallTimes]) -> Iterator[Event]:
     """The script's own collectives."""
-    for call in rank.calls:
+    for call in calls:
         end = call.exited if call.exited is not None else call.entered
         args = {"group": call.group, "seq": call.seq, "bytes": call.bytes, "line": call.line}
         if call.exited is None:
             args["note"] = "it did not come back"
-        yield _slice(rank.rank, COLLECTIVES, call.op, "collective", call.entered, end, **args)
+        yield _slice(rank, COLLECTIVES, call.op, "collective", call.entered, end, **args)
 
 
 def _arrows_of_calls(history: History) -> Iterator[Event]:
     meetings: dict[tuple[str, int, str], dict[int, float]] = {}
     for rank in history.ranks:
-        for call in rank.calls:
+        for call in rank.calls[-MOST_CALLS:]:
             if call.seq >= 0:
                 meetings.setdefault((call.group, call.seq, call.op), {})[rank.rank] = call.entered
     for (group, seq, op), came in meetings.items():

@@ -13,7 +13,7 @@ from allranks.watch.verdict import seconds
 
 STATES = {
     "running": "goes on",
-    "ended": "ended well",
+    "ended": "ended with exit code 0",
     "failed": "failed",
     "killed": "was killed",
     "unknown": "end not recorded",
@@ -79,6 +79,24 @@ def mean_speed(times: Times) -> float | None:
 def largest_text(times: Times) -> str:
     """'backward compute 54 %, forward 21 %, data wait 9 %'."""
     return ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in times.parts.largest(3))
+
+
+def straggler_text(times: Times) -> str:
+    """Which rank the others wait for, how long and why, if no cause says so; or that there is none."""
+    one = times.straggler
+    if any(cause.code == "AR800" for cause in times.causes):
+        return ""
+    if one is None:
+        known = [r for r in times.parts.ranks if r.steps and r.is_exchange_known]
+        if len(times.history.ranks) < 2 or not known:
+            return ""
+        return "no straggler: no rank is waited for by all others in most steps"
+    host = f" on {one.host}" if one.host else ""
+    caused = f", {one.caused:.0%} of all waiting is for it" if one.caused else ""
+    return (
+        f"rank {one.rank}{host} is the straggler: the others wait {seconds_short(one.excess_s)} a step for it"
+        f" ({one.share:.0%} of the step){caused}; {one.why}"
+    )
 
 
 def step_text(times: Times) -> str:

@@ -39,6 +39,7 @@ function linePlot(figure, data) {
         if (shown) { dots[k].setAttribute("cx", at); dots[k].setAttribute("cy", y(v)); }
         if (v !== undefined) told.push(`${data.series.length > 1 ? one.name + " " : ""}${v === null ? one.gap ?? "not finite" : formatted(v, data.yUnit)}`);
       });
+      says.classList.remove("hint");
       says.textContent = `${data.xName} ${formatted(value, data.xUnit) || number(value)}: ${told.slice(0, 8).join(", ")}`;
     }
     root.addEventListener("pointermove", (event) => {

@@ -31,6 +31,15 @@ function ticks(low, high, wanted) {
   return out;
 }
 
+/** Ticks of a clock: whole seconds, minutes or hours apart. */
+function clockTicks(low, high, wanted) {
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+  const step = steps.find((s) => s >= (high - low) / Math.max(1, wanted)) ?? 86400 * Math.ceil((high - low) / 86400 / wanted);
+  const out = [];
+  for (let at = Math.ceil(low / step) * step; at <= high; at += step) out.push(at);
+  return out;
+}
+
 /** Powers of ten, with 2 and 5 where there are few. */
 function logTicks(low, high) {
   const out = [];
@@ -97,10 +106,11 @@ function frame(width, height, {xRange, yRange, xUnit, yUnit, yLog = false, left 
     axis.append(svg("line", {x1: box.left, x2: box.right, y1: y(value), y2: y(value)}));
     axis.append(svg("text", {x: box.left - 8, y: y(value) + 4, "text-anchor": "end"}, yUnit === "ms" ? span(value) : number(value)));
   }
-  const xs = ticks(xRange[0], xRange[1], Math.max(2, Math.floor((box.right - box.left) / 90)));
+  const xs = (xUnit === "clock" ? clockTicks : ticks)(xRange[0], xRange[1], Math.max(2, Math.floor((box.right - box.left) / 90)));
   for (const value of xs) {
     const text = formatted(value, xUnit);
-    if (text) axis.append(svg("text", {x: x(value), y: height - 8, "text-anchor": "middle"}, text));
+    const isLast = x(value) > width - 4 - 3.5 * text.length;
+    if (text) axis.append(svg("text", {x: isLast ? width - 2 : x(value), y: height - 8, "text-anchor": isLast ? "end" : "middle"}, text));
   }
   root.append(axis);
   return {root, x, y, box};

@@ -13,6 +13,7 @@ function walkable(box, says, cells, chosen) {
     const cell = cells[row][column];
     cell.classList.add("chosen");
     if (isKey) cell.scrollIntoView?.({block: "nearest", inline: "nearest"});
+    says.classList.remove("hint");
     says.textContent = cell.told;
   };
   cells.forEach((line, r) => line.forEach((cell, c) => {
@@ -40,6 +41,8 @@ function patterns(root) {
   return root;
 }
 
+/** Where there is little room the host is left out; it is in what a cell says. */
+const shortened = (names, width) => (width < 520 ? names.map((n) => n.split(" ").slice(0, 2).join(" ")) : names);
 const nameRoom = (width, names) => Math.min(width * 0.3, 14 + 7 * Math.max(...names.map((n) => n.length)));
 const cut = (text, room) => (text.length * 7 > room ? text.slice(0, Math.max(1, Math.floor(room / 7) - 1)) + "\u2026" : text);
 
@@ -47,14 +50,15 @@ const cut = (text, room) => (text.length * 7 > room ? text.slice(0, Math.max(1, 
 function stackPlot(figure, data) {
   const box = figure.querySelector(".plot"), says = figure.querySelector(".says");
   redrawn(box, (width) => {
-    const line = 30, height = data.rows.length * line + 38, left = nameRoom(width, data.rows.map((r) => r.name)) + 8;
+    const line = 30, height = data.rows.length * line + 38, names = shortened(data.rows.map((r) => r.name), width);
+    const left = nameRoom(width, names) + 8;
     const totals = data.rows.map((r) => r.parts.reduce((sum, [, ms]) => sum + ms, 0));
     const {root, x, box: area} = frame(width, height, {xRange: [0, Math.max(...totals) || 1], yRange: [0, 1],
       xUnit: "ms", yUnit: null, left, label: data.label});
     patterns(root);
     const cells = data.rows.map((row, r) => {
       const y = area.top + r * line;
-      root.append(svg("text", {class: "name", x: left - 8, y: y + 17, "text-anchor": "end"}, cut(row.name, left)));
+      root.append(svg("text", {class: "name", x: left - 8, y: y + 17, "text-anchor": "end"}, cut(names[r], left)));
       let at = 0;
       return row.parts.filter(([, ms]) => ms > 0).map(([key, ms]) => {
         const from = x(at), wide = Math.max(0.5, x(at + ms) - from - 1);
@@ -75,12 +79,12 @@ function stackPlot(figure, data) {
 /** Ranks x time. `data`: {label, kinds: [{key, name, unit}], rows: [{name, spans: [[from_s, to_s]], values: {key: [...]}}]}. */
 function heatPlot(figure, data, chosen) {
   const box = figure.querySelector(".plot"), says = figure.querySelector(".says"), select = figure.querySelector("select");
-  const scale = figure.querySelector(".scale"), names = data.rows.map((r) => r.name);
+  const scale = figure.querySelector(".scale");
   const first = Math.min(...data.rows.map((r) => r.spans[0][0])), last = Math.max(...data.rows.map((r) => r.spans.at(-1)[1]));
   let drawn = 0;
   const draw = (width) => {
     drawn = width;
-    const kind = data.kinds[select.selectedIndex];
+    const kind = data.kinds[select.selectedIndex], names = shortened(data.rows.map((r) => r.name), width);
     const line = Math.max(8, Math.min(28, Math.floor(360 / names.length))), left = nameRoom(width, names) + 8;
     const {root, x, box: area} = frame(width, names.length * line + 38, {xRange: [first, last], yRange: [0, 1], xUnit: "clock",
       yUnit: null, left, label: `${data.label}: ${kind.name}`});
@@ -92,7 +96,7 @@ function heatPlot(figure, data, chosen) {
     const cells = data.rows.map((row, r) => {
       const y = area.top + r * line;
       if (line >= 12 || r % Math.ceil(12 / line) === 0)
-        root.append(svg("text", {class: "name", x: left - 8, y: y + line / 2 + 4, "text-anchor": "end"}, cut(row.name, left)));
+        root.append(svg("text", {class: "name", x: left - 8, y: y + line / 2 + 4, "text-anchor": "end"}, cut(names[r], left)));
       return row.spans.map(([from, to], c) => {
         const value = row.values[kind.key][c], share = high > low ? (value - low) / (high - low) : 0;
         const cell = svg("rect", {class: `cell ${heatClass(share)}`, x: x(from), y,
@@ -121,7 +125,7 @@ function stepPlot(figure, data) {
     drawn = width;
     const step = data.steps[select.selectedIndex];
     const hasCalls = step.ranks.some((r) => r.calls.length), line = hasCalls ? 40 : 30, height = data.rows.length * line + 38;
-    const left = nameRoom(width, data.rows) + 8;
+    const names = shortened(data.rows, width), left = nameRoom(width, names) + 8;
     const ends = step.ranks.flatMap((r) => [...r.parts.map((p) => p[2]), ...r.calls.map((c) => c[1])]);
     const begins = step.ranks.flatMap((r) => [...r.parts.map((p) => p[1]), ...r.calls.map((c) => c[0])]);
     const {root, x, box: area} = frame(width, height, {xRange: [Math.min(...begins), Math.max(...ends)], yRange: [0, 1], xUnit: "ms",
@@ -130,7 +134,7 @@ function stepPlot(figure, data) {
     const meetings = new Map([["gradients", []]]);
     const cells = data.rows.map((name, r) => {
       const y = area.top + r * line, rank = step.ranks[r];
-      root.append(svg("text", {class: "name", x: left - 8, y: y + 17, "text-anchor": "end"}, cut(name, left)));
+      root.append(svg("text", {class: "name", x: left - 8, y: y + 17, "text-anchor": "end"}, cut(names[r], left)));
       const parts = rank.parts.map(([key, from, to]) => {
         const cell = svg("rect", {class: `part p-${key}`, x: x(from), y, width: Math.max(0.5, x(to) - x(from) - 0.5), height: 24});
         cell.told = `${name}: ${data.names[key]} ${span(to - from)}, from ${span(from)} to ${span(to)}`;

@@ -8,9 +8,9 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 
-from allranks.record import passes, process
+from allranks.record import averaging, passes, process, watched
 
-LOOKS: list[Callable[[], None]] = [passes.at_end]
+LOOKS: list[Callable[[], None]] = [passes.at_end, watched.at_end, lambda: averaging.look(is_end=True)]
 _is_registered = False
 
 

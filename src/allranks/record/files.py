@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,9 @@ def _note(kind: str, file: str | os.PathLike[str]) -> None:
     key = kind, str(path)
     if key not in _noted and len(_noted) < MAX_PATHS:
         _noted.add(key)
-        notes.note(kind, path=str(path), line=process.WRITER.name_of(process.LINES.here(3) >> 8))
+        writer = process.WRITER
+        when = {"step": writer.step, "issued": writer.issued, "unix_s": round(time.time(), 2)}
+        notes.note(kind, path=str(path), line=writer.name_of(process.LINES.here(3) >> 8), **when)
 
 
 process.AFTER_FORK.append(_noted.clear)

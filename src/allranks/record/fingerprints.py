@@ -2,7 +2,9 @@
 
     period from the cost -> sum of the bits of each parameter -> page: (step, collectives so far, hash), <pid>.sums: each parameter
 
-A period is a power of two of steps, so ranks that chose different ones still meet. Nothing is taken where replicas may differ
+A step here is a backward that averaged gradients, and the optimizer's step after it: counted by DDP's forwards, so that a rank which
+leaves an optimizer step out is still compared with the others. A period is a power of two, so ranks that chose different ones
+still meet. With the parameters goes the learning rate, which must be the same everywhere, too. Nothing is taken where replicas may differ
 by design: after a step whose backward was under no_sync (once is enough for good), with a communication hook that is not known
 to average, of modules that are not in a DDP of all ranks. Buffers are left out: ranks keep their own between forwards. On a GPU
 reading the sums would wait for it, so there is nothing there. Read by `read_sums`. No torch here.
@@ -23,7 +25,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, process, states
+from allranks.record import compat, process, states, watched
 from allranks.record import layout as at
 
 SHARE = 0.002
@@ -31,6 +33,9 @@ SHARE = 0.002
 APART_NS = 100_000_000
 """Checks are so far apart, so that a reader who comes twice a second finds the same ones in all records."""
 MAX_PERIOD = 1 << 20
+MAX_STRANGERS = 64
+"""So many steps in a row of optimizers that hold no parameter of a replica: they are stepped in some other way."""
+RATE = "learning rate"
 
 _writer = process.WRITER
 next_step = 1
@@ -39,26 +44,35 @@ _cost_ns = 0
 _names: list[str] = []
 _slot = 0
 _file: memoryview | None = None
+_strangers = 0
 
 
-def take(step: int, *, is_in_backward: bool = False) -> None:
+def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_steps: int = 0) -> None:
     """Take the fingerprint after step `step`, and decide when to take the next; never raises.
 
     Args:
-        step: Optimizer steps that have ended.
+        step: Forwards of DDP so far whose backward averages gradients.
         is_in_backward: The optimizer stepped within backward: other parameters are still to be stepped.
+        optimizer: Who has stepped; one that holds no parameter of a replica is passed over.
+        num_steps: Steps of all optimizers that have ended.
     """
-    global next_step, _last, _cost_ns
+    global next_step, _last, _cost_ns, _strangers
     if not states.is_synchronised or is_in_backward:
         next_step, states.is_synchronised = states.NEVER, True
     if next_step == states.NEVER:
         return
     began = monotonic_ns()
     try:
+        if optimizer is not None and not _is_ours(optimizer):
+            _strangers += 1
+            next_step = states.NEVER if _strangers >= MAX_STRANGERS else next_step
+            return
+        _strangers = 0
         seq = compat.sequence_number(states.world) if states.world is not None else -1
         found = _sums() if seq >= 0 else None
         if found:
-            _write(step, seq, found)
+            _write(step, seq | num_steps << 32, found if optimizer is None else [_rate(optimizer), *found])
+            watched.look(step, seq, states.known_replicas())
     except Exception:  # noqa: BLE001 - parameters of a kind that is not known here: the job must not notice
         next_step = states.NEVER
         return
@@ -90,6 +104,17 @@ def _sums() -> list[tuple[str, int, int]]:
             bits = parameter.view(kinds[parameter.element_size()])
             rows.append((name, bits.sum().item(), parameter._version))
     return rows
+
+
+def _is_ours(optimizer: Any) -> bool:
+    """Whether it steps a parameter of a replica that is compared."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in stepped for _, p in _parameters())
+
+
+def _rate(optimizer: Any) -> tuple[str, int, int]:
+    """The learning rate of the first group, as a row: its bits."""
+    return RATE, struct.unpack("q", struct.pack("d", float(optimizer.param_groups[0]["lr"])))[0], 0
 
 
 def _parameters() -> Iterator[tuple[str, Any]]:
@@ -145,8 +170,8 @@ def _forget_checks() -> None:
 
 
 def _after_fork() -> None:
-    global next_step, _last, _cost_ns, _names, _file
-    next_step, _last, _cost_ns, _names, _file = 1, (0, 0), 0, [], None
+    global next_step, _last, _cost_ns, _names, _file, _strangers
+    next_step, _last, _cost_ns, _names, _file, _strangers = 1, (0, 0), 0, [], None, 0
 
 
 process.AFTER_FORK.append(_after_fork)

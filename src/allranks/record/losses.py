@@ -13,9 +13,10 @@ from time import monotonic_ns
 from typing import Any
 
 from allranks.record import layout as at
-from allranks.record import process, states
+from allranks.record import notes, origin, passes, process, states
 
 _writer = process.WRITER
+KIND = "not_finite"
 EVERY, EIGHTH, NEVER = 0, 7, -1
 mask = EVERY
 """A step is looked at where `step & mask` is 0: all of its losses."""
@@ -29,13 +30,26 @@ def look(args: tuple[Any, ...], line: int) -> None:
         loss = args[0]
         if loss.numel() == 1:
             if loss.is_cpu:
-                _judge(loss.item(), _writer.step + 1, line)
+                value = loss.item()
+                _judge(value, _writer.step + 1, line)
+                if value - value != 0 and notes.has_room(KIND):
+                    _note_origin(loss)
             elif loss.is_cuda:
                 _look_later(loss, line)
     except Exception:  # noqa: BLE001 - several losses, or a tensor without a value: nothing to look at
         return
     if mask != NEVER:
         mask = EIGHTH if states.is_quick else EVERY
+
+
+def _note_origin(loss: Any) -> None:
+    """Once: where it began, and which samples were in the batch."""
+    found = origin.find(loss)
+    indices = passes.batch if isinstance(passes.batch, (list, tuple)) else []
+    rows = [r for r in found.get("rows", []) if r < len(indices)]
+    chosen = [indices[r] for r in rows] if found.get("of") == len(indices) else list(indices[:32])
+    samples = [i for i in chosen if isinstance(i, int)]
+    notes.note(KIND, step=_writer.step + 1, samples=samples, is_row=bool(rows), **found)
 
 
 def _judge(value: Any, step: int, line: int) -> None:

@@ -9,8 +9,8 @@ a comparison per batch. No torch here.
 
 from __future__ import annotations
 
-import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +22,19 @@ FIRST_BATCHES = 3
 MAX_INDICES = 16_384
 SKETCH = 512
 MAX_EARLY = 256
+MAX_LOADERS = 64
 _NOT_BEGUN = object()
 _writer = process.WRITER
-_loaders: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_loaders: dict[
+    tuple[Any, ...], _Known
+] = {}  # by what the script sees of them: a loader may be made anew for each pass
 _bases: dict[
     str, tuple[Any, frozenset[int], str]
 ] = {}  # of training and evaluation: data set, samples chosen, line
 _leaked = False
 _waiting: Followed | None = None
+batch: Any = None
+"""The indices of the batch that was handed out last, as the sampler gave them; None = not known."""
 
 
 class _Known:
@@ -45,6 +50,7 @@ class Followed:
     """One pass whose indices are noted; hangs on its iterator."""
 
     __slots__ = (
+        "dataset",
         "drawn",
         "first",
         "forwards",
@@ -52,7 +58,7 @@ class Followed:
         "is_noted",
         "known",
         "line",
-        "loader",
+        "sampler",
         "samples",
         "sizes",
         "step",
@@ -60,7 +66,8 @@ class Followed:
     )
 
     def __init__(self, known: _Known, loader: Any, line: str) -> None:
-        self.known, self.loader, self.line = known, weakref.ref(loader), line
+        self.known, self.line = known, line
+        self.dataset, self.sampler = loader.dataset, _sampler_of(loader)
         self.step, self.forwards = _writer.step, _writer.words[at.W_MICRO_STEP]
         self.drawn = self.taken = self.samples = 0
         self.first: list[Any] = []
@@ -77,9 +84,13 @@ def begin(loader: Any, iterator: Any, line: str) -> None:
     """A pass begins: prepare to follow it, if it is one of the first of its loader. Never raises."""
     try:
         _what_followed()
-        known = _loaders.get(loader)
+        dataset = loader.dataset
+        key = (line, id(dataset), type(dataset), datasets.length_of(dataset), type(_sampler_of(loader)))
+        known = _loaders.get(key)
         if known is None:
-            known = _loaders[loader] = _Known(len(_loaders) + 1, _facts(loader))
+            if len(_loaders) >= MAX_LOADERS:
+                return
+            known = _loaders[key] = _Known(len(_loaders) + 1, _facts(loader))
         known.passes += 1
         followed = Followed(known, loader, line) if known.passes <= NOTED_PASSES else None
         iterator._allranks_followed = followed
@@ -96,13 +107,17 @@ def mark_indices(iterator_class: Any) -> None:
 
     def marked(self: Any) -> Any:
         taken = take(self)
-        followed = self.__dict__.get("_allranks_followed", _NOT_BEGUN)
+        own = self.__dict__
+        if (queue := own.get("_allranks_queue")) is None:
+            queue = own["_allranks_queue"] = deque(maxlen=MAX_EARLY)
+        queue.append(taken)
+        followed = own.get("_allranks_followed", _NOT_BEGUN)
         if followed is None:
             return taken
         if followed is not _NOT_BEGUN:
             _note_taken(followed, taken)
         else:  # its workers are given batches before the pass is known here
-            early = self.__dict__.setdefault("_allranks_early", [])
+            early = own.setdefault("_allranks_early", [])
             if len(early) < MAX_EARLY:
                 early.append(taken)
         return taken
@@ -124,6 +139,16 @@ def _note_taken(followed: Followed, taken: Any) -> None:
         return
 
 
+def handed(iterator: Any) -> None:
+    """A batch is handed out: the one whose indices were taken first of those that are left."""
+    global batch
+    own = iterator.__dict__
+    queue = own.get("_allranks_queue")
+    batch = queue.popleft() if queue else None
+    if (followed := own.get("_allranks_followed")) is not None:
+        drawn(iterator, followed)
+
+
 def drawn(iterator: Any, followed: Followed) -> None:
     """A batch was handed out."""
     followed.drawn += 1
@@ -137,6 +162,7 @@ def ended(iterator: Any) -> None:
     """The pass came to its end; never raises."""
     global _waiting
     followed = iterator.__dict__.pop("_allranks_followed", None)
+    iterator.__dict__.pop("_allranks_queue", None)
     if followed is None:
         return
     try:
@@ -167,8 +193,7 @@ def _note_pass(followed: Followed) -> None:
     if followed.is_noted:
         return
     followed.is_noted = True
-    loader = followed.loader()
-    sampler = _sampler_of(loader)
+    sampler = followed.sampler
     first = [i if isinstance(i, int) else zlib.crc32(repr(i).encode()) for i in followed.first]
     facts = followed.known.facts if followed.known.passes == 1 else {}
     notes.note(
@@ -244,10 +269,9 @@ def _sketch(followed: Followed) -> dict[str, Any]:
 def _compare_with_other_loader(followed: Followed, training: bool) -> None:
     """Samples of the same data set that are in a training loader and in an evaluation loader of this rank."""
     global _leaked
-    loader = followed.loader()
-    if loader is None or _leaked:
+    if _leaked:
         return
-    base, chosen = datasets.base_of(loader.dataset)
+    base, chosen = datasets.base_of(followed.dataset)
     if chosen is None:
         return
     kind, other = ("train", "evaluate") if training else ("evaluate", "train")

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from allranks.record import compat, files, probe_collectives, probe_loaders, probe_training, process
+from allranks.record import (
+    compat,
+    files,
+    probe_collectives,
+    probe_loaders,
+    probe_training,
+    process,
+    schedulers,
+)
 from allranks.record import layout as at
 
 
@@ -21,6 +29,7 @@ MARKS = {
     "torch.autograd": probe_training.mark_backward,
     "torch.serialization": files.mark_files,
     "torch.optim.optimizer": probe_training.mark_optimizers,
+    "torch.optim.lr_scheduler": schedulers.mark_schedulers,
     "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
     "torch.nn.parallel.distributed": probe_training.mark_replicas,
     "torch._dynamo.eval_frame": compat.hide_from_dynamo,

@@ -119,8 +119,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         words = writer.words
         words[drawn_word] = one.drawn = one.drawn + 1
         times[at.M_DATA_FROM], times[at.M_DATA_TO] = begin, words[at.W_SINCE_NS]
-        if (followed := self.__dict__.get("_allranks_followed")) is not None:
-            passes.drawn(self, followed)
+        passes.handed(self)
         return batch
 
     return marked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.watch.case import Case
-from allranks.watch.causes import CAUSES, SILENT, drift, not_finite, straggler
+from allranks.watch.causes import CAUSES, SILENT, drift, not_finite, rates_differ, straggler, unfrozen
 from allranks.watch.evidence import Evidence
 from allranks.watch.verdict import Alternative, Verdict
 
@@ -16,7 +16,7 @@ def decide(evidence: Evidence) -> Verdict | None:
     if evidence.trigger == "slow":
         return straggler.find(case)
     if evidence.trigger == "numbers":
-        return not_finite.find(case) or drift.find(case)
+        return not_finite.find(case) or rates_differ.find(case) or unfrozen.find(case) or drift.find(case)
     if evidence.trigger == "notes":
         return next(iter(decide_all(evidence)), None)
     first: Verdict | None = None

@@ -43,6 +43,8 @@ class Check:
     """Of the bits of each parameter, if they were asked for; `Record.checked` names them."""
     changes: tuple[int, ...] = ()
     """How often each was changed in place so far."""
+    num_steps: int = 0
+    """Optimizer steps that had ended."""
 
 
 @dataclass(frozen=True, slots=True)

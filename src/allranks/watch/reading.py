@@ -61,7 +61,7 @@ def record_of(found: page.Record, now_ns: int | None = None, *, with_model: bool
         has_torch=found.has_torch,
         is_probed=found.is_probed,
         not_finite=_not_finite(found.not_finite, age),
-        checks=tuple(Check(c.step, c.seq, c.hash) for c in found.checks),
+        checks=tuple(Check(c.step, c.seq, c.hash, num_steps=c.num_steps) for c in found.checks),
     )
 
 

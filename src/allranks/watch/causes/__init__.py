@@ -13,6 +13,7 @@ from allranks.watch.causes import (
     aborted,
     agent_died,
     buffers,
+    buffers_differ,
     crashed,
     cut_off,
     deadlock,
@@ -26,6 +27,7 @@ from allranks.watch.causes import (
     finished,
     from_thread,
     gil_held,
+    gradient_not_finite,
     groups_differ,
     guarded,
     input_wait,
@@ -38,7 +40,9 @@ from allranks.watch.causes import (
     lost_peers,
     models_differ,
     network_wait,
+    never_averaged,
     never_met,
+    never_trained,
     no_data,
     node_lost,
     not_coming,
@@ -47,6 +51,7 @@ from allranks.watch.causes import (
     not_reachable,
     not_split,
     one_file,
+    one_path,
     other_dtype,
     other_line,
     other_operation,
@@ -59,10 +64,12 @@ from allranks.watch.causes import (
     port_taken,
     program,
     raised,
+    rates_differ,
     ready_twice,
     same_order,
     same_randomness,
     same_samples,
+    scheduler_too_often,
     shm_full,
     sleeping,
     split_differs,
@@ -73,6 +80,7 @@ from allranks.watch.causes import (
     stray_call,
     too_many_files,
     uneven,
+    unfrozen,
     uninterruptible,
     unused,
     versions_differ,
@@ -119,11 +127,13 @@ CAUSES: tuple[Cause, ...] = (
     uninterruptible, never_met, gil_held, loader_stuck, works_alone, deadlock, sleeping, input_wait, file_lock, write_stuck,
     network_wait, program, endless_loop, not_coming,
     # the network, slow, and what is left
-    path_broken, versions_differ, straggler, not_finite, drift, lost_peers,
+    path_broken, versions_differ, straggler, not_finite, rates_differ, unfrozen, drift, lost_peers,
 )  # fmt: skip
 
 SILENT: tuple[Cause, ...] = (
     # data
     listed_differently, split_differs, same_samples, not_divided, same_order, not_split, no_data, same_randomness, padded, leak,
+    # training
+    gradient_not_finite, never_averaged, buffers_differ, never_trained, scheduler_too_often, one_path,
 )  # fmt: skip
 """Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

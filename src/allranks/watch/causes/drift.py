@@ -24,7 +24,29 @@ class _Difference:
     """The last one before it that did not."""
 
 
-def find(case: Case) -> Verdict | None:
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The first check that differs, with what it is made of."""
+
+    found: _Difference
+    ranks: dict[int, Rank]
+    checks: dict[int, Check]
+    names: tuple[str, ...]
+    """What differs, by name; empty where that is not known."""
+
+    def since(self) -> str:
+        """'since a check between step 16 and 32'."""
+        if self.found.equal_at:
+            return f"since a check between step {self.found.equal_at[0]} and {self.found.key[0]}"
+        return f"since step {self.found.key[0]} or before"
+
+    def value(self, rank: int, name: str) -> int:
+        """What the row of that name holds on a rank."""
+        record = self.ranks[rank].record
+        return self.checks[rank].sums[record.checked.index(name)] if record else 0
+
+
+def drift_of(case: Case) -> Drift | None:
     """Only where the trigger saw fingerprints that differ, and no loss that was not finite."""
     ranks = {r.rank: r for r in case.evidence.ranks if r.record is not None and r.record.checks}
     if case.evidence.trigger != "numbers" or any(r.record.not_finite for r in ranks.values() if r.record):
@@ -36,16 +58,19 @@ def find(case: Case) -> Verdict | None:
         return None
     found = _first(compared(checks))
     ours = {n: check for n in found.hashes if (check := _check(ranks[n], found.key)) is not None}
-    names = _names(ranks, ours)
+    return Drift(found, ranks, ours, _names(ranks, ours))
+
+
+def find(case: Case) -> Verdict | None:
+    """The first parameter that differs, on whom, and since when."""
+    drift = drift_of(case)
+    if drift is None:
+        return None
+    found, ranks, ours, names = drift.found, drift.ranks, drift.checks, drift.names
     odd, fact = _odd(ranks, ours, names, found)
     parameter = names[0] if names else "a parameter"
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    subject = f"{parameter}{rest}"
-    since = (
-        f"since a check between step {found.equal_at[0]} and {found.key[0]}"
-        if found.equal_at
-        else f"since step {found.key[0]} or before"
-    )
+    subject, since = f"{parameter}{rest}", drift.since()
     others = [n for n in sorted(ours) if n not in odd]
     if odd and others:
         who = f"{subject} on {ranks_text(odd)} {_differ(names)} from {ranks_text(others)}"
@@ -58,11 +83,24 @@ def find(case: Case) -> Verdict | None:
         [ranks[n] for n in (odd or sorted(ours))],
         where=tuple(f"parameter {name}" for name in names[:5]),
         others="" if not others else f"{ranks_text(others)} {many(others, 'is as it was', 'are equal')}",
-        facts=[fact, "compared bit by bit after steps whose backward averaged the gradients"],
+        facts=[
+            fact,
+            _steps_fact(ours),
+            "compared bit by bit after steps whose backward averaged the gradients",
+        ],
         fix="change parameters on all ranks alike, or on rank 0 and broadcast them: outside optimizer.step nobody makes them equal\n"
         "other reasons: a parameter unfrozen after DDP was built, a forward through .module, a gradient changed on one rank",
     )
     return replace(verdict, since_s=None, step=found.key[0])
+
+
+def _steps_fact(checks: dict[int, Check]) -> str:
+    """A rank that left out a step of the optimizer."""
+    counts = {n: c.num_steps for n, c in sorted(checks.items())}
+    if len(set(counts.values())) < 2:
+        return ""
+    said = ", ".join(f"{count} on rank {n}" for n, count in counts.items())
+    return f"optimizer steps until then: {said}: likely a step was left out, or made twice, on one rank"
 
 
 def _differ(names: tuple[str, ...]) -> str:

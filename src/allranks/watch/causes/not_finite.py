@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from allranks.watch.case import Case
 from allranks.watch.evidence import Rank
+from allranks.watch.noted import Note, notes
 from allranks.watch.observed import NotFinite
 from allranks.watch.verdict import Verdict, many, ranks_text
 
@@ -31,6 +32,7 @@ def find(case: Case) -> Verdict | None:
         if later
         else ""
     )
+    told = origin_of(first)
     where = tuple(dict.fromkeys(case.at(f.where) for _, f in first if f.where))
     verdict = case.verdict(
         CODE,
@@ -41,6 +43,7 @@ def find(case: Case) -> Verdict | None:
         since_s=found.age_s,
         others=others,
         facts=[
+            *told,
             "" if is_exact else "steps are quick here: the loss of every eighth is looked at",
             "step 1 is the first; what backward was called on was looked at, before gradients were averaged",
             _why_all(step)
@@ -51,6 +54,45 @@ def find(case: Case) -> Verdict | None:
         "torch.autograd.set_detect_anomaly(True) names the operation; start again from a checkpoint before this step",
     )
     return replace(verdict, step=step)
+
+
+def origin_of(first: list[tuple[Rank, NotFinite]]) -> list[str]:
+    """Where it began, and in which samples, as far as the rank itself could see."""
+    for rank, found in first:
+        note = next((n for n in notes(rank, "not_finite") if n["step"] == found.step), None)
+        if note is not None:
+            return [text for text in (_origin(note), _samples(note)) if text]
+    return []
+
+
+def _origin(note: Note) -> str:
+    place, operation, after = note.get("place"), note.get("operation"), note.get("after")
+    if place == "input":
+        rows = ", ".join(map(str, note.get("rows", ())))
+        return (
+            f"the input of the model was not finite already: sample {rows} of {note.get('of')} in the batch"
+        )
+    if place == "parameter":
+        return f"parameter {note['name']} was not finite already ({note['count']} are): a step before made them so"
+    made = f"{operation} made it" if operation else ""
+    made += f", after {after}" if made and after else ""
+    if place == "forward":
+        return f"the model's output was not finite{': ' + made if made else ''}"
+    return (
+        f"the model's output was finite, the loss function made it{': ' + made if made else ''}"
+        if place
+        else made
+    )
+
+
+def _samples(note: Note) -> str:
+    samples = note.get("samples") or []
+    some = ", ".join(map(str, samples[:8])) + (" ..." if len(samples) > 8 else "")
+    return (
+        f"data set index{'' if len(samples) == 1 else 'es'} of {'that sample' if note.get('is_row') else 'the batch'}: {some}"
+        if some
+        else ""
+    )
 
 
 def _sound(found: NotFinite) -> int:

@@ -1,0 +1,89 @@
+"""Is a gradient not finite although the loss was a number? Seen on the rank it arises on, before DDP averages it into all.
+
+One parameter is watched: the one that gets its gradient last, since what becomes nan or infinite anywhere in a backward comes down to it.
+Its hook sees this rank's own gradient; the cost is one look a step (every eighth of quick steps), however many parameters there are. It
+is noted only when an optimizer steps with it: a gradient scaler that skips the step is as it should be. Then all gradients are looked at,
+once: the last layers whose are finite are above the place where it began.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.record import losses, notes, process, states
+
+_writer = process.WRITER
+MAX_NUMEL = 1 << 16
+_bad_at = -1  # the step (0 = the first) in whose backward this rank's own gradient was first not finite
+_watched: Any = None
+_names: list[str] = []
+is_on = True
+
+
+def watch(ddp: Any) -> None:
+    """Watch the gradients of a DDP that is used for the first time. Never raises."""
+    global _watched
+    if _watched is not None:
+        return
+    try:
+        candidates = [p for p in ddp.module.parameters() if p.requires_grad and p.numel() <= MAX_NUMEL][:2]
+        if not candidates or not candidates[0].is_cpu:
+            return  # on a GPU a look would wait for it
+        _watched = min(candidates, key=lambda p: p.numel()), ddp
+        look.__torch_unserializable__ = True  # type: ignore[attr-defined]  # else saving the tensor warns of a hook
+        _watched[0].register_hook(look)
+    except Exception:  # noqa: BLE001 - parameters of a kind that is not known here
+        _watched = ()
+
+
+def look(gradient: Any) -> None:
+    """The hook: this rank's own gradient of the watched parameter."""
+    global _bad_at
+    if _bad_at >= 0 or not is_on or (states.is_quick and _writer.step & 7):
+        return
+    try:
+        value = gradient.sum().item()
+        if value - value != 0:
+            _bad_at = _writer.step
+    except Exception:  # noqa: BLE001 - a sparse gradient
+        _bad_at = 1 << 62
+
+
+def stepping() -> None:
+    """An optimizer is about to step; called only while a gradient that is not finite waits to be judged."""
+    global _bad_at, is_on
+    step, _bad_at = _bad_at, -1
+    if step != _writer.step or not _watched:
+        return
+    try:
+        if losses.mask == losses.NEVER or _is_finite(_watched[0].grad):
+            return  # the loss was it, or it was mended
+        is_on = False
+        named = [(n, p) for n, p in _watched[1].module.named_parameters() if p.grad is not None]
+        bad = [n for n, p in named if not _is_finite(p.grad)]
+        notes.note(
+            "gradient", step=step + 1, bad=bad[-1:] + bad[:4], num_bad=len(bad), num=len(named),
+            sound=[n for n, p in named if n not in bad][:4], is_exact=not states.is_quick,
+        )  # fmt: skip
+    except Exception:  # noqa: BLE001 - see watch
+        is_on = False
+
+
+def is_waiting() -> bool:
+    """Whether there is one to be judged."""
+    return _bad_at >= 0
+
+
+def _is_finite(gradient: Any) -> bool:
+    if gradient is None:
+        return True
+    value = gradient.sum().item()
+    return value - value == 0
+
+
+def _after_fork() -> None:
+    global _bad_at, _watched, is_on
+    _bad_at, _watched, is_on = -1, None, True
+
+
+process.AFTER_FORK.append(_after_fork)

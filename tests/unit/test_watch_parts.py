@@ -229,6 +229,37 @@ def test_slowness_when_all_are_equally_slow_then_nobody_is() -> None:
     assert compare(before, after, 4.0) is None
 
 
+def in_backward(rank: int, steps: int, compute_s: float, exchange_s: float, buffers_s: float = 0.0) -> Row:
+    """A rank whose forward and backward are timed: a quarter of its steps."""
+    backward = compute_s + exchange_s
+    return Row(
+        rank,
+        state="S",
+        step=steps,
+        work_s=0.01 * steps + buffers_s,
+        wait_s=backward,
+        phases_s=(0, 0, 0.01 * steps + buffers_s, 0, 0, 0),
+        exchanged=(backward, buffers_s, exchange_s / 4, backward / 4),
+    )
+
+
+def test_slowness_when_one_computes_longer_in_its_backward_then_it_is_named_and_not_who_waits() -> None:
+    before = {n: in_backward(n, 100, 1.0, 1.0) for n in range(2)}
+    after = {0: in_backward(0, 140, 1.4, 3.0), 1: in_backward(1, 140, 3.2, 1.2)}
+    slow = compare(before, after, 4.0)
+    assert slow is not None
+    assert (slow.rank, slow.phase) == (1, "backward")
+    assert abs(slow.excess_s - 0.045) < 1e-9
+
+
+def test_slowness_when_ranks_wait_for_buffers_in_forward_then_that_is_no_work() -> None:
+    before = {n: in_backward(n, 100, 1.0, 1.0) for n in range(2)}
+    after = {0: in_backward(0, 140, 3.2, 1.2), 1: in_backward(1, 140, 1.4, 1.2, buffers_s=1.8)}
+    slow = compare(before, after, 4.0)
+    assert slow is not None
+    assert slow.rank == 0
+
+
 def test_slowness_when_it_lasts_a_whole_window_then_only_then() -> None:
     slowness, found = Slowness(), []
     for tenth in range(80):

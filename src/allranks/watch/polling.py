@@ -98,7 +98,7 @@ class Poll:
             return before or Row(number, letter, is_over=over, has_ended_well=well)
         seen.marks, seen.read_at = glance.marks, now
         row = row_of(number, letter, record_of(found), glance.marks, is_over=over, ended_well=well)
-        return replace(row, notes=size_of_notes(found.path))
+        return replace(row, notes=size_of_notes(found.path), exchanged=_exchanged(found))
 
     def _open(self, pid: int) -> page.PageReader | None:
         if self._job.record_dir is None:
@@ -113,6 +113,15 @@ class Poll:
         world_size, ranks = spawned.find(self._job)
         if ranks:
             self._ranks, self.world_size = ranks, world_size
+
+
+def _exchanged(found: page.Record) -> tuple[float, ...]:
+    times = found.times
+    if times is None or not times.exchanged_of_ns:
+        return ()
+    backward_ns = times.phase_ns[page.Phase.BACKWARD]
+    spent = (backward_ns, times.buffers_ns, times.exchanged_ns, times.exchanged_of_ns)
+    return tuple(round(ns / 1e9, 4) for ns in spent)
 
 
 def _of_glance(before: Row, glance: page.Glance, letter: str) -> Row:

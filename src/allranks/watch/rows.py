@@ -67,11 +67,17 @@ class Row:
     """(step, collectives so far, hash) of the newest fingerprints of the replicas."""
     notes: int = 0
     """Bytes of what it has noted so far."""
+    exchanged: tuple[float, ...] = ()
+    """Seconds so far in backward, in DDP's exchange of buffers in forward; of timed steps: after the last gradient, in all of backward."""
 
     def to_json(self) -> list[Any]:
         """A list in the order of the fields."""
         return [
-            list(map(list, v)) if n in ("tail", "checks") else list(v) if n == "phases_s" else v
+            list(map(list, v))
+            if n in ("tail", "checks")
+            else list(v)
+            if n in ("phases_s", "exchanged")
+            else v
             for n, v in self._pairs()
         ]
 
@@ -85,6 +91,7 @@ class Row:
         known["tail"] = tuple((g, n, h) for g, n, h in known.get("tail", ()))
         known["checks"] = tuple((s, q, h) for s, q, h in known.get("checks", ()))
         known["phases_s"] = tuple(known.get("phases_s", ()))
+        known["exchanged"] = tuple(known.get("exchanged", ()))
         loader = known.get("loader")
         known["loader"] = (
             (int(loader[0]), int(loader[1]), int(loader[2]), bool(loader[3])) if loader else None

@@ -1,7 +1,7 @@
 """Which rank is slower than the others?
 
-Waiting is not blamed on its victim: a rank that works long makes every other rank's backward long. So only the time
-outside backward and collectives counts as a rank's own, and the others must wait for about as much.
+Waiting is not blamed on its victim: a rank that works long makes every other rank's backward long. So of the backward only the time
+until the last gradient counts as a rank's own (nothing, where that is not known), and the others must wait for about as much.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Slowness:
     _seen: deque[tuple[float, dict[int, Row]]] = field(default_factory=deque)
     _suspect: int | None = None
     _since: float = 0.0
+    _phase: str = ""
 
     def look(self, rows: Mapping[int, Row], now: float) -> Slow | None:
         """The straggler of the last window, once it is the same for a whole window."""
@@ -48,6 +49,7 @@ class Slowness:
             found = None
         if found is None or found.rank != self._suspect:
             self._suspect, self._since = (found.rank if found else None), now
+            self._phase = found.phase if found else ""
             return None
         if now - self._since < 1.0:
             return None
@@ -57,6 +59,10 @@ class Slowness:
         """Who looks slow at the moment; worth a stack sample."""
         return self._suspect
 
+    def suspect_phase(self) -> str:
+        """What it spends more time on than the others."""
+        return self._phase
+
 
 def compare(before: Mapping[int, Row], after: Mapping[int, Row], span_s: float) -> Slow | None:
     """The rank whose own work per step is larger than the others' by what they wait for it."""
@@ -65,8 +71,9 @@ def compare(before: Mapping[int, Row], after: Mapping[int, Row], span_s: float) 
     steps = min(after[n].step - before[n].step for n in after)
     if steps < MIN_STEPS:
         return None
-    own = {n: (after[n].work_s - before[n].work_s) / steps for n in after}
-    waits = {n: (after[n].wait_s - before[n].wait_s) / steps for n in after}
+    spent = {n: _spent(before[n], after[n], steps) for n in after}
+    own = {n: sum(s.work.values()) for n, s in spent.items()}
+    waits = {n: s.wait_s for n, s in spent.items()}
     slow = max(own, key=lambda n: own[n])
     rest = [n for n in own if n != slow]
     most = max(own[n] for n in rest)
@@ -74,10 +81,31 @@ def compare(before: Mapping[int, Row], after: Mapping[int, Row], span_s: float) 
     less_wait = min(waits[n] for n in rest) - waits[slow]
     if excess < MIN_EXCESS_S or excess < MIN_SHARE * step or less_wait < 0.5 * excess:
         return None
-    deltas = [
-        (after[slow].phases_s[i] - before[slow].phases_s[i])
-        - max(after[n].phases_s[i] - before[n].phases_s[i] for n in rest)
-        for i in range(len(WORK_PHASES))
-    ]
-    phase = WORK_PHASES[max(range(len(deltas)), key=lambda i: deltas[i])]
+    more = {p: spent[slow].work[p] - max(spent[n].work[p] for n in rest) for p in spent[slow].work}
+    phase = max(more, key=lambda p: more[p])
     return Slow(slow, own[slow], most, excess, step, phase, span_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Of one rank, a step."""
+
+    work: dict[str, float]
+    wait_s: float
+
+
+def _spent(before: Row, after: Row, steps: int) -> _Spent:
+    work = {p: after.phases_s[i] - before.phases_s[i] for i, p in enumerate(WORK_PHASES)}
+    wait = after.wait_s - before.wait_s
+    computed = 0.0
+    if before.exchanged and after.exchanged:
+        backward, buffers, exchanged, of = (
+            b - a for a, b in zip(before.exchanged, after.exchanged, strict=True)
+        )
+        if of > 0:
+            computed = max(0.0, backward * (1 - min(1.0, exchanged / of)))
+            buffers = min(buffers, work["forward"])
+            work["forward"] -= buffers
+            wait += buffers
+    work["backward"] = computed
+    return _Spent({p: s / steps for p, s in work.items()}, (wait - computed) / steps)

@@ -6,9 +6,11 @@ Reads what faulthandler and py-spy write about running threads, and the tracebac
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from allranks.watch.evidence import Failure, Stack
 from allranks.watch.verdict import Place
@@ -20,8 +22,10 @@ _TRACE_FRAME = re.compile(r'^\s+File "(.*)", line (\d+)(?:, in (.*))?$')
 _TRACE_END = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
 _LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|/allranks/(?:record|watch|run|core)/|^<string>$"
+    r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|/allranks/(?:record|watch|run|core|train|wrap|comm|ckpt|metrics)/|^<string>$"
 )
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_NOT_FOREIGN = re.compile(r"site-packages/(?:torch|torchdata|allranks)/")
 _TRACEBACK_HEAD = "Traceback (most recent call last):"
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 
@@ -136,7 +140,7 @@ def without_ours(lines: Sequence[str]) -> tuple[str, ...]:
 
 def is_library(file: str) -> bool:
     """Whether a file is Python's, an installed package's, or ours: not what the user would call their code."""
-    return bool(_LIBRARY.search(file))
+    return file.startswith(_OURS) or bool(_LIBRARY.search(file))
 
 
 def user_frames(frames: Iterable[Place]) -> tuple[Place, ...]:
@@ -149,7 +153,7 @@ def user_place(frames: Sequence[Place]) -> Place | None:
     own = user_frames(frames)
     if own:
         return own[0]
-    foreign = [f for f in frames if "site-packages/" in f.file and "site-packages/torch/" not in f.file]
+    foreign = [f for f in frames if "site-packages/" in f.file and not _NOT_FOREIGN.search(f.file)]
     return foreign[0] if foreign else None
 
 

@@ -174,7 +174,7 @@ class Timeline:
             return []
         seen.step = new[-1].step
         new.sort(key=lambda t: (at.preference(t.step), t.step), reverse=True)  # the ones that all ranks time
-        chosen = sorted(new[:most], key=lambda t: t.step)
+        chosen = sorted([*new[:most], *(t for t in new[most:] if t.step == 1)], key=lambda t: t.step)
         rows = [row_of_step(self._step_times(t)) for t in chosen]
         return [{"kind": "steps", "rank": seen.rank.rank, "rows": rows}]
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.job import Job, NodeInfo, RankExit
-from allranks.watch import bundle, gather, proc, remains, spawned
+from allranks.watch import bundle, gather, proc, remains, sampling, spawned
 from allranks.watch.case import Case, is_dying
 from allranks.watch.decide import decide, decide_all
 from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
@@ -22,7 +22,6 @@ from allranks.watch.polling import Poll
 from allranks.watch.rows import Row
 from allranks.watch.saying import Said, Standing, action_at_once, keep
 from allranks.watch.slowness import Slowness
-from allranks.watch.stacks import main_stack, user_place
 from allranks.watch.trigger import Suspicion, Trigger
 from allranks.watch.verdict import Place, Verdict
 
@@ -138,7 +137,9 @@ class Watcher:
             found = gather.take_quietly(self._poll.ranks(), job.record_dir)
             return {"ranks": [to_json(r) for r in found], "node": to_json(self._own_node())}
         if "sample" in request:
-            return {"places": [to_json(p) for p in self._sample(int(request["sample"]))]}
+            return {
+                "places": [to_json(p) for p in self._sample(int(request["sample"]), request.get("phase", ""))]
+            }
         ranks = self._take(
             with_sockets=bool(request.get("sockets")),
             sample_s=float(request.get("sample_s", gather.SAMPLE_S)),
@@ -215,19 +216,20 @@ class Watcher:
 
     def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         slow = self._slowness.look(rows, now)
-        suspect = self._slowness.suspect()
+        suspect, phase = self._slowness.suspect(), self._slowness.suspect_phase()
         if suspect is None:
             self._samples.clear()
         elif len(self._samples) < 12:
             if suspect in self._poll.newest:
-                self._samples += self._sample(suspect)
+                self._samples += self._sample(suspect, phase)
             else:
-                self._talk.ask({"sample": suspect}, [n for n, i in self._nodes.items() if suspect in i.ranks])
+                theirs = [n for n, i in self._nodes.items() if suspect in i.ranks]
+                self._talk.ask({"sample": suspect, "phase": phase}, theirs)
         if slow is None or ("AR800", (slow.rank,)) in self._said:
             return ()
         counted = Counter(self._samples).most_common(2)
         places = tuple(p for p, n in counted if n >= 0.4 * counted[0][1])
-        evidence = replace(self._evidence("slow", rows), slow=_with_places(slow, places))
+        evidence = replace(self._evidence("slow", rows, fresh=True), slow=_with_places(slow, places))
         return self._conclude(evidence)
 
     def _again(self, now: float) -> Said | None:
@@ -365,17 +367,11 @@ class Watcher:
         assert self._job is not None
         return gather.node_of(Node(self._job.node_rank, self._job.host), self._oom_before)
 
-    def _sample(self, rank: int) -> list[Place]:
-        """Where the rank's main thread stands right now."""
+    def _sample(self, rank: int, phase: str) -> list[Place]:
+        """Where the rank's main thread stands right now, if it is in `phase`."""
         assert self._job is not None
         found = next((r for r in self._poll.ranks() if r.rank == rank), None)
-        if found is None:
-            return []
-        target = gather.Target(found.pid, gather.page_of(self._job.record_dir, found.pid))
-        stacks = gather.take_stacks([target]).get(found.pid, ("", ()))[1]
-        main = main_stack(stacks)
-        place = user_place(main.frames) if main else None
-        return [place] if place is not None else []
+        return sampling.places(found, self._job.record_dir, phase)
 
 
 def _with_places(slow: Slow, places: tuple[Place, ...]) -> Slow:

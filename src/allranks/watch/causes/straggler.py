@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
+from allranks.watch.evidence import Rank, Slow
 from allranks.watch.verdict import Verdict, ranks_text
 
 CODE, NAME = "AR800", "straggler"
+STARVED = 0.3
+ASLEEP = 0.4
+_COMPUTE = ("forward", "backward", "optimizer")
 
 
 def find(case: Case) -> Verdict | None:
@@ -18,26 +22,50 @@ def find(case: Case) -> Verdict | None:
         return None
     others = [r.rank for r in case.evidence.ranks if r.rank != slow.rank]
     share = slow.excess_s / slow.step_s if slow.step_s else 0.0
-    where = tuple(case.at(p) for p in slow.places) or case.stands_at(rank)
+    why, fix = _why(case, rank, slow)
     facts = [
         f"per step: {_ms(slow.own_s)} of its own work, {_ms(slow.others_s)} on the others; they wait {_ms(slow.excess_s)}",
-        f"the excess is in the phase {slow.phase!r}",
+        f"the excess is in the phase {slow.phase!r}: {why}",
     ]
-    if rank.run_queue_share > 0.3:
-        facts.append(
-            f"it waits {rank.run_queue_share:.0%} of its time for a processor core: too many processes on {rank.host}"
-        )
     return case.verdict(
         CODE,
         NAME,
         f"{case.who([rank])} is a straggler: slower than the others by {_ms(slow.excess_s)} "
         f"per step; {ranks_text(others)} wait{'s' if len(others) == 1 else ''} for it",
         [rank],
-        where=where,
+        where=tuple(case.at(p) for p in slow.places) or case.stands_at(rank),
         since_s=slow.since_s,
         others=f"{ranks_text(others)} spend{'s' if len(others) == 1 else ''} {share:.0%} of each step waiting in the gradient all-reduce",
         facts=facts,
-        fix="look at this line on that rank: uneven data, a slower disk or device, or work that the others do not do",
+        fix=fix,
+    )
+
+
+def _why(case: Case, rank: Rank, slow: Slow) -> tuple[str, str]:
+    """What keeps it, by what it uses while it is slow, and what to do."""
+    starved = max((r.run_queue_share for r in case.evidence.ranks if r.rank != rank.rank), default=0.0)
+    if rank.run_queue_share > STARVED and rank.run_queue_share > 2 * starved:
+        return (
+            f"it waits {rank.run_queue_share:.0%} of its time for a processor core, of which {rank.host} has too few for it",
+            "give its processes more cores (affinity, container limit), or see what else runs there",
+        )
+    if slow.phase == "data":
+        return (
+            "it waits for its loader longer than the others",
+            "more loader workers or cheaper samples on that rank; uneven or longer samples; its disk",
+        )
+    if slow.phase in _COMPUTE:
+        if rank.main_cpu_share and rank.main_cpu_share < ASLEEP:
+            why = "little of it is processor time: it waits for something inside the model, or for a device"
+        else:
+            why = "it computes more than the others, or on a slower core or device; which of them is not decided"
+        return (
+            why,
+            "uneven batches, work that only this rank does, or a slower device; run the ranks with equal batches to see",
+        )
+    return (
+        "code of the script between the calls of torch",
+        "look at this line on that rank: work that the others do not do",
     )
 
 

@@ -37,6 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "powersgd": {"compress": "powersgd"},
     "sync_every=16": {"sync_every": 16},
     "sync_every=16, nesterov": {"sync_every": 16, "outer_optimizer": "nesterov"},
+    "sync_every=32": {"sync_every": 32},
     "auto": {"compress": "auto"},
     "auto, any": {"compress": "auto", "accuracy": "any"},
 }
@@ -66,7 +67,7 @@ def train(name: str, folder: str) -> None:
                     break
         last = run.mean(torch.stack(losses[-8:]).mean())
         chosen = net.exchange.chooser.chosen if net.exchange and net.exchange.chooser else ""
-        update = statistics.median(times[steps // 4 :])
+        update = statistics.median(times[steps // 2 :])
         if every not in (1, NEVER):
             meetings = statistics.median(times[every - 1 :: every])
             alone = statistics.median(t for i, t in enumerate(times) if (i + 1) % every)

@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 HOSTS = HERE.parents[1] / "tests" / "support" / "hosts" / "make_hosts.sh"
 NET = "10.77.0"
-EVERY = "solo;none;bf16;fp16;int8;powersgd;sync_every=16;sync_every=16, nesterov;auto"
+EVERY = "solo;none;bf16;fp16;int8;powersgd;sync_every=16;sync_every=16, nesterov;sync_every=32;auto"
 
 
 def arguments() -> argparse.Namespace:

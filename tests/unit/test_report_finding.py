@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 from allranks.cli.app import make_app
 from allranks.cli.report import BESIDE_THE_RUN, with_file
 from allranks.core.errors import UsageError
-from allranks.report.finding import find
-from support.run_directories import make_run
+from allranks.record.rundir import create
+from allranks.report.finding import Found, find, join
+from support.run_directories import add_event, make_run
 
 
 def report(*arguments: str | Path, home: Path) -> Result:
@@ -93,3 +94,23 @@ def test_html_when_its_file_is_left_out_then_the_run_is_not_taken_for_it(tmp_pat
     assert with_file(["--html", "--json"]) == [bare, "--json"]
     assert with_file(["--html", str(tmp_path)]) == [bare, str(tmp_path)]
     assert with_file(["--html", "page.html", "RUN"]) == ["--html", "page.html", "RUN"]
+
+
+def test_join_when_the_script_named_a_directory_then_either_finds_the_other(tmp_path: Path) -> None:
+    launched = make_run(tmp_path / "runs" / "digits-1", has_timeline=False)
+    trained = create(tmp_path / "runs" / "digits")
+    trained.metrics.write_text('{"step": 3, "time": 1.0, "loss": 0.5}\n')
+    add_event(trained, 5, "checkpoint", step=3, folder="step-00000003")
+    add_event(launched, 1, "directory", path=str(trained.path))
+    for named in (launched.path, trained.path):
+        found = json.loads(report(named, "--json", home=tmp_path / "runs").stdout)
+        assert found["run"]["path"] == str(launched.path) and found["run"]["trained"] == str(trained.path)
+        assert found["metrics"]["loss"]["last"]["value"] == 0.5 and found["checkpoints"][0]["step"] == 3
+        assert found["end"]["exit_code"] == 0
+
+
+def test_join_when_nobody_names_it_then_it_is_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "digits-1", has_timeline=False)
+    alone = create(tmp_path / "digits")
+    alone.metrics.write_text('{"step": 3, "time": 1.0, "loss": 0.5}\n')
+    assert join(alone, tmp_path) == Found(alone, alone)

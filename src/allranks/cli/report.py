@@ -80,7 +80,10 @@ def command(
         found = finding.find(run, home)
         if not run:
             _say(f"no run was given; the newest below {home} is {found.path.name}")
-        report = making.make(found, time.time(), attempt=attempt, pinned=tuple(step or ()))
+        both = finding.join(found, home)
+        report = making.make(
+            both.launched, time.time(), trained=both.trained, attempt=attempt, pinned=tuple(step or ())
+        )
     except UsageError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from error

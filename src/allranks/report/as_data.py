@@ -21,6 +21,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "schema": SCHEMA,
             "run": {
                 "path": str(facts.path),
+                "trained": str(facts.trained),
                 "name": facts.name,
                 "command": facts.about.get("command"),
                 "world_size": facts.world_size,

@@ -59,6 +59,7 @@ def _write(report: Report, console: Console) -> None:
         console,
         [
             ("run", str(facts.path)),
+            ("values in", str(facts.trained) if facts.trained != facts.path else ""),
             ("what", words.about_text(facts)),
             ("command", facts.command),
             ("started", words.when_text(facts.started)),

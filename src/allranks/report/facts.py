@@ -68,6 +68,8 @@ class Facts:
     """Everything but the times of the steps."""
 
     path: Path
+    trained: Path
+    """Where metrics and checkpoints are: the same, unless the script named a directory of its own."""
     about: Mapping[str, Any]
     """run.json as it is."""
     state: State
@@ -121,16 +123,21 @@ class Facts:
         return max(0.0, end - self.started) if self.started and end else None
 
 
-def read(run: RunDir, now: float) -> Facts:
-    """Everything the directory says, at unix time `now`."""
+def read(run: RunDir, now: float, trained: RunDir | None = None) -> Facts:
+    """Everything the directory says, at unix time `now`; metrics and checkpoints from `trained`, if that is another."""
     about, events = run.description(), run.read_events()
+    if trained is None or trained.path == run.path:
+        trained = run
+    else:
+        events = sorted([*events, *trained.read_events()], key=lambda e: e.unix_time)
     about = about if isinstance(about, dict) else {}
-    last = finding.last_sign(run.path) or None
+    last = max(finding.last_sign(run.path), finding.last_sign(trained.path)) or None
     state, exit_code, why = _ending(run, about, events, last, now)
     started = _stamp(about.get("started_at")) or (events[0].unix_time if events else None)
-    logged = read_series(read_lines(run.metrics))
+    logged = read_series(read_lines(trained.metrics))
     return Facts(
         path=run.path,
+        trained=trained.path,
         about=about,
         state=state,
         exit_code=exit_code,
@@ -142,7 +149,7 @@ def read(run: RunDir, now: float) -> Facts:
         verdicts=_verdicts(run, events),
         events=tuple(events),
         logged=logged,
-        checkpoints=_checkpoints(run, events),
+        checkpoints=_checkpoints(trained, events),
         tails=_tails(run, about),
     )
 

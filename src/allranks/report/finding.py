@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.core.errors import UsageError
@@ -51,6 +52,35 @@ def newest(home: Path) -> RunDir:
             fix="allranks report RUN, with the directory that allranks run printed at its start",
         )
     return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run whose launcher and script may have used two directories: `allranks run` its own, start("runs/x") another."""
+
+    launched: RunDir
+    trained: RunDir
+    """Where metrics and checkpoints are; often the same."""
+
+
+def join(run: RunDir, home: Path) -> Found:
+    """The run with its other directory, if it has one; whichever of the two `run` is."""
+    if (trained := _named_by(run)) is not None:
+        return Found(run, trained)
+    if run.manifest.exists():
+        return Found(run, run)
+    beside = {known.path: known for folder in (home, run.path.parent) for known in runs(folder)}
+    for known in sorted(beside.values(), key=lambda r: last_sign(r.path), reverse=True):
+        if (trained := _named_by(known)) is not None and trained.path == run.path.resolve():
+            return Found(known, run)
+    return Found(run, run)
+
+
+def _named_by(run: RunDir) -> RunDir | None:
+    """The directory that the script of this run named as its own."""
+    paths = [Path(str(e.fields.get("path", ""))) for e in run.read_events() if e.kind == "directory"]
+    there = [path for path in paths if path.is_dir()]
+    return RunDir(there[-1].resolve()) if there else None
 
 
 def runs(home: Path) -> list[RunDir]:

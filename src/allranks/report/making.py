@@ -50,18 +50,26 @@ class Report:
     """Steps whose moments are wanted."""
 
 
-def make(run: RunDir, now: float, *, attempt: int | None = None, pinned: Sequence[int] = ()) -> Report:
+def make(
+    run: RunDir,
+    now: float,
+    *,
+    trained: RunDir | None = None,
+    attempt: int | None = None,
+    pinned: Sequence[int] = (),
+) -> Report:
     """Read the run and conclude.
 
     Args:
         now: Unix time.
+        trained: Where metrics and checkpoints are, if the script named a directory of its own.
         attempt: 0 is the first start of the ranks; None the last.
         pinned: Steps whose moments are wanted.
 
     Raises:
         UsageError: AR851 there is no such attempt.
     """
-    facts = facts_of.read(run, now)
+    facts = facts_of.read(run, now, trained)
     times, why = _times(run.path, attempt)
     return Report(facts, times, tuple(_missing(facts, times, why)), tuple(pinned))
 
@@ -95,6 +103,9 @@ def _missing(facts: Facts, times: Times | None, why: str) -> list[str]:
         out.append(f"no times of steps, no heat map, no timeline: {reason}")
     else:
         out += _missing_times(times)
+        if times.history.attempts > 1:
+            number, last = times.history.attempt, times.history.attempts - 1
+            out.append(f"times are those of attempt {number}; --attempt 0 to {last} shows the others")
     if not facts.logged.series:
         out.append("no metrics: the script did not call run.log(...) in this directory")
     if not facts.checkpoints:

@@ -173,6 +173,7 @@ def about(report: Report) -> Html:
     rows: list[tuple[str, str]] = [
         ("command", facts.command or "not known"),
         ("folder", str(facts.about.get("cwd", "-"))),
+        ("values and checkpoints in", str(facts.trained)),
     ]
     for host in sorted(set(facts.hosts.values())):
         ranks = [r for r, h in facts.hosts.items() if h == host]

@@ -25,6 +25,7 @@ from allranks.core.overrides import is_overridden, overridden, trial_folder
 from allranks.core.place import Place, find_place
 from allranks.metrics import Sink, default_sinks
 from allranks.metrics.sinks import check_sinks
+from allranks.record.rundir import RunDir
 from allranks.train.run import Run
 from allranks.train.state import seed_generators
 from allranks.wrap.precision import Precision, use_deterministic, use_tf32
@@ -135,6 +136,7 @@ def start(
             run.resume_from = "never" if trial_folder() is not None else os.fspath(resume)
             _open_runs.append(run)
             _say(place, chosen, thread_note, folder)
+            _tell_launcher(place, folder)
             yield run
         except BaseException as raised:
             error = raised
@@ -216,6 +218,17 @@ def _agree_on_folder(run_dir: str | os.PathLike[str] | None) -> Path:
         home = Path(os.environ.get("ALLRANKS_HOME", "runs"))
         named = home / f"{script}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path(values.from_rank_zero(str(Path(named).absolute())))
+
+
+def _tell_launcher(place: Place, folder: Path) -> None:
+    """A script that names its own run directory has two: the launcher's gets a line of where the other is, for reports."""
+    launched = os.environ.get("ALLRANKS_RUN_DIR")
+    if not place.is_rank_zero or not launched or Path(launched) == folder or not Path(launched).is_dir():
+        return
+    try:
+        RunDir(Path(launched)).append_event("directory", path=str(folder))
+    except OSError as error:
+        logger.warning("%s: no line about %s was written: %s", launched, folder, error)
 
 
 @contextlib.contextmanager

@@ -1,140 +1,140 @@
-"""How long is a step in each library? Interleaved rounds on this machine; medians, and ratios with their spread.
+"""How long is a step in each library? All started once, then in turn, round after round; medians, and ratios with their spread.
 
-    python bench/overhead/compare.py                       all jobs, all tools that are installed, 5 rounds, 2 ranks
+    python bench/overhead/compare.py --peers-python /tmp/peers-venv/bin/python --write-docs     what docs/speed.md shows, 10 minutes
     python bench/overhead/compare.py --jobs tiny --tools raw allranks solo --rounds 9 --ranks 4
-    python bench/overhead/compare.py --peers-python ../peers/bin/python     Accelerate and Lightning from an environment of their own
 
-Every round runs each tool once, in another order each time; a ratio is taken within a round, since other work on the machine changes
-from round to round. Results go to bench/results/ as JSON, the table to stdout.
+A ratio is taken within a round, since other work on the machine changes from round to round. Figures go to bench/results/ as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from telling import keep, tables, write_docs
+from turns import Failed, Job
+
 HERE = Path(__file__).parent
 SCRIPTS = {
     "solo": "solo.py",  # no communication: as many copies side by side as there are ranks
     "raw": "raw.py",
-    "allranks": "allranks_.py",
-    "allranks-run": "allranks_.py",  # under `allranks run`: with record page and watcher
+    "allranks": "allranks_.py",  # under `allranks run`: with record and watcher
+    "allranks-torchrun": "allranks_.py",
     "allranks-network": "allranks_.py",  # gradients over loopback
     "accelerate": "accelerate_.py",
     "fabric": "fabric.py",
     "trainer": "trainer.py",
 }
+USUAL = ("solo", "raw", "allranks", "accelerate", "fabric", "trainer")
 PEERS = ("accelerate", "fabric", "trainer")
+STEPS = {
+    "tiny": 150,
+    "cnn": 8,
+    "lm": 2,
+}  # in a turn: a second at most, so that no watcher takes a waiting job for a silent one
 
 
-def run_once(tool: str, job: str, ranks: int, steps: int | None, pythons: dict[str, str]) -> float:
-    """Milliseconds per step of one run."""
-    python = pythons[tool]
-    script = str(HERE / SCRIPTS[tool])
+def start(tool: str, job: str, ranks: int, pythons: dict[str, str], home: str) -> Job:
+    """Start one library's job."""
+    python, script = pythons[tool], str(HERE / SCRIPTS[tool])
+    environment = {**os.environ, "JOB": job, "OMP_NUM_THREADS": "1", "ALLRANKS_HOME": home}
+    environment["SHARED_MEMORY"] = "0" if tool == "allranks-network" else "1"
+    if tool == "solo":
+        commands = [[python, script]] * ranks
+    elif tool == "allranks":
+        commands = [[str(Path(python).parent / "allranks"), "run", "--nproc-per-node", str(ranks), script]]
+    else:
+        launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        commands = [[*launch, script]]
+    return Job(tool, commands, ranks, environment, HERE)
+
+
+def measure(
+    job: str, tools: list[str], pythons: dict[str, str], options: argparse.Namespace
+) -> dict[str, list[tuple[float, float]]]:
+    """By tool, milliseconds per step of each round: wall, processor."""
+    steps = options.steps or STEPS[job]
+    jobs: dict[str, Job] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as home:
-        env = {**os.environ, "JOB": job, "OMP_NUM_THREADS": "1", "ALLRANKS_HOME": home}
-        env["SHARED_MEMORY"] = "0" if tool == "allranks-network" else "1"
-        if steps:
-            env["STEPS"] = str(steps)
-        if tool == "solo":
-            commands = [([python, script], {**env, "RANK": str(rank)}) for rank in range(ranks)]
-        elif tool == "allranks-run":
-            command = [str(Path(python).parent / "allranks"), "run", "--nproc-per-node", str(ranks), script]
-            commands = [(command, env)]
-        else:
-            launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-            commands = [([*launch, script], env)]
-        running = [
-            subprocess.Popen(c, env=e, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for c, e in commands
-        ]
-        outputs = [process.communicate(timeout=900)[0] for process in running]
-    lines = [
-        line[line.index("{") :] for text in outputs for line in text.splitlines() if '"ms_per_step"' in line
-    ]
-    if not lines:
-        raise RuntimeError(f"{tool} on {job} gave no result:\n{outputs[0][-2000:]}")
-    return float(json.loads(lines[0])["ms_per_step"])
+        try:
+            for tool in tools:
+                made = start(tool, job, options.ranks, pythons, home)
+                try:
+                    made.first_step()
+                    made.turn(max(4, steps // 2))  # warm
+                except Failed as error:
+                    print(f"left out: {error}", file=sys.stderr)
+                    made.close()
+                    continue
+                jobs[tool], times[tool] = made, []
+            for number in range(options.rounds):
+                for tool in random.Random(number).sample(list(jobs), len(jobs)):
+                    times[tool].append(jobs[tool].turn(steps))
+        finally:
+            for each in jobs.values():
+                each.close()
+    return times
 
 
-def spread(values: list[float]) -> str:
-    """Median and quartiles."""
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 2 else (min(values), 0, max(values))
-    return f"{statistics.median(values):.3g} ({low:.3g} to {high:.3g})"
-
-
-def table(times: dict[str, list[float]], against: str) -> str:
-    """One row per tool: ms per step, and the ratio to `against` within each round."""
-    rows = [f"| tool | ms per step | x {against} |", "|---|---|---|"]
-    for tool, values in times.items():
-        ratios = [v / a for v, a in zip(values, times[against], strict=True)]
-        rows.append(f"| {tool} | {spread(values)} | {spread(ratios)} |")
-    return "\n".join(rows)
-
-
-def main() -> None:
-    """Run the rounds, print the tables, keep the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--jobs", nargs="+", default=["tiny", "cnn", "lm"])
-    parser.add_argument("--tools", nargs="+", default=list(SCRIPTS), choices=list(SCRIPTS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, help="per run; the job's own number if not given")
-    parser.add_argument("--peers-python", help="a Python with accelerate and lightning")
-    options = parser.parse_args()
-    pythons = {
-        t: options.peers_python if t in PEERS and options.peers_python else sys.executable for t in SCRIPTS
-    }
-    tools = [t for t in options.tools if t not in PEERS or can_run(pythons[t], t)]
-    against = "raw" if "raw" in tools else tools[0]
-    found: dict[str, dict[str, list[float]]] = {}
-    load = [os.getloadavg()[0]]
-    for job in options.jobs:
-        times: dict[str, list[float]] = {tool: [] for tool in tools}
-        for number in range(options.rounds):
-            for tool in random.Random(number).sample(tools, len(tools)):
-                times[tool].append(run_once(tool, job, options.ranks, options.steps, pythons))
-            load.append(os.getloadavg()[0])
-        found[job] = times
-        print(
-            f"\n{job}, {options.ranks} ranks, {options.rounds} rounds\n\n{table(times, against)}", flush=True
-        )
-    keep(found, options, load)
+def first_steps(pythons: dict[str, str], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds from the command to the end of the first step: torchrun with the hand-written loop, and allranks run, in turn."""
+    found: dict[str, list[float]] = {"raw": [], "allranks": []}
+    with tempfile.TemporaryDirectory() as home:
+        for number in range(options.starts):
+            for tool in random.Random(number).sample(list(found), 2):
+                job = start(tool, "tiny", options.ranks, pythons, home)
+                try:
+                    found[tool].append(job.first_step())
+                finally:
+                    job.close()
+    return found
 
 
 def can_run(python: str, tool: str) -> bool:
     """Whether this Python has the tool's library."""
     module = "accelerate" if tool == "accelerate" else "lightning"
-    return subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", look], capture_output=True).returncode == 0
 
 
-def keep(found: dict[str, dict[str, list[float]]], options: argparse.Namespace, load: list[float]) -> None:
-    """Write what was measured, where, and how busy the machine was."""
-    import torch
-
-    folder = HERE.parent / "results"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"overhead-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    story = {
-        "command": "python bench/overhead/compare.py " + " ".join(sys.argv[1:]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "load_average": [round(x, 1) for x in load],
-        "ranks": options.ranks,
-        "ms_per_step": found,
+def main() -> None:
+    """Run the rounds, print the tables, keep the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--jobs", nargs="+", default=["tiny", "cnn", "lm"], choices=list(STEPS))
+    parser.add_argument("--tools", nargs="+", default=list(USUAL), choices=list(SCRIPTS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="in a turn; the job's own number if not given")
+    parser.add_argument(
+        "--starts", type=int, default=5, help="for the time to the first step; 0 leaves it out"
+    )
+    parser.add_argument("--peers-python", help="a Python with accelerate and lightning")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/speed.md")
+    options = parser.parse_args()
+    pythons = {
+        t: options.peers_python if t in PEERS and options.peers_python else sys.executable for t in SCRIPTS
     }
-    path.write_text(json.dumps(story, indent=1) + "\n")
-    print(f"\nload average {min(load):.1f} to {max(load):.1f}; kept in bench/results/{path.name}")
+    tools = [t for t in options.tools if t not in PEERS or can_run(pythons[t], t)]
+    begun, load = time.monotonic(), [os.getloadavg()[0]]
+    starts = first_steps(pythons, options) if options.starts else {}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for job in options.jobs:
+        found[job] = measure(job, tools, pythons, options)
+        load.append(os.getloadavg()[0])
+        print(f"{job}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr)
+    text = tables(found, starts, options.ranks, load)
+    print(text)
+    path = keep(found, starts, options.ranks, load, options.peers_python or sys.executable)
+    print(f"\nkept in bench/results/{path.name}")
+    if options.write_docs:
+        write_docs(text, path)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def _count(scheduler: Any) -> None:
             optimizer = getattr(scheduler, "optimizer", None)
             rates = [float(group["lr"]) for group in optimizer.param_groups] if optimizer is not None else []
             notes.note(
-                "scheduler", name=type(scheduler).__name__, line=_writer.name_of(_lines.here(4) >> 8), per_step=world,
+                "scheduler", name=type(scheduler).__name__, line=_writer.name_of(_lines.here(3) >> 8), per_step=world,
                 calls=count.total, steps=step, rates=rates[:4],
             )  # fmt: skip
     count.calls += 1

@@ -16,7 +16,7 @@ MOST_SEGMENTS = 6000
 """Of all steps that are shown: some 60 bytes each in the page."""
 BETWEEN = "python"
 """What lies between two marks: copies to the device, logging, the script's own Python. Only their sum is known."""
-NAMES = {**PARTS, BETWEEN: "other Python, copies, logging"}
+NAMES = {**PARTS, BETWEEN: "other: Python, copies, evaluation, logging"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,12 +202,14 @@ def _heat_figure(times: Times, heat: dict, has_steps: bool) -> Html:
 
 def _steps_figure(steps: dict) -> Html:
     shown = steps["steps"]
-    longest = max(range(len(shown)), key=lambda k: _length(shown[k]) if shown[k]["step"] > 1 else 0.0)
+    lengths = [_length(one) for one in shown]
+    typical = sorted(range(len(shown)), key=lambda k: lengths[k])[len(shown) // 2]
+    longest = max(range(len(shown)), key=lambda k: lengths[k])
     options = [
         tag(
             "option",
-            f"step {one['step']:,} ({seconds_short(_length(one) / 1e3)})",
-            selected=k == longest,
+            f"step {one['step']:,} ({seconds_short(lengths[k] / 1e3)}{', the longest' if k == longest else ''})",
+            selected=k == typical,
         )
         for k, one in enumerate(shown)
     ]

@@ -10,7 +10,7 @@ import random
 import sys
 import tempfile
 import time
-from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,20 @@ class Data(Dataset):
         elif index % 97 == 0:
             time.sleep(0.3)  # a far disk
         return torch.randn(32), index % 4
+
+
+class SlowFile:
+    """A file on a disk that takes its time."""
+
+    def __init__(self, file: IO[bytes], seconds: float) -> None:
+        self.file, self.pause_s = file, seconds / 40
+
+    def write(self, data: bytes) -> int:
+        time.sleep(self.pause_s)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def work(seconds: float) -> None:
@@ -90,10 +104,8 @@ def main() -> None:
             evaluate(model.module, PAUSE_S)  # all ranks together
             if rank == 0:
                 evaluate(model.module, PAUSE_S / 2)
-                with tempfile.TemporaryDirectory() as folder:
-                    for part in range(4):
-                        torch.save(model.state_dict(), Path(folder, f"{part}.pt"))
-                        work(PAUSE_S / 8)
+                with tempfile.TemporaryFile() as file:
+                    torch.save(model.state_dict(), SlowFile(file, PAUSE_S / 2))  # type: ignore[arg-type]
             dist.barrier()
     dist.destroy_process_group()
     time.sleep(rank * 0.3)

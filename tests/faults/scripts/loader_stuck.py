@@ -1,4 +1,4 @@
-# ranks 2; expect AR228; says rank 1 .*loader worker 0 is stuck at index 300; guilty
+# ranks 2; expect AR228; says rank 1 .*loader worker 0 is stuck at index 301; guilty
 import time, torch
 from job import RANK, loader, mark, samples, start, train
 
@@ -6,11 +6,11 @@ class Data(torch.utils.data.Dataset):
     base = samples()
     def __len__(self): return len(self.base)
     def __getitem__(self, i):
-        if i == 300 and RANK == 1:
+        if i == 301 and RANK == 1:
             mark()
             while True: time.sleep(0.01)  #@guilty
         return self.base[i]
 
 if __name__ == "__main__":
     start()
-    train(batches=torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1))
+    train(batches=loader(Data(), num_workers=1))

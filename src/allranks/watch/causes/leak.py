@@ -1,4 +1,4 @@
-"""AR707 validation-in-training: samples that are evaluated are also trained on."""
+"""AR747 validation-in-training: samples that are evaluated are also trained on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import by_rank, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR707", "validation-in-training"
+CODE, NAME = "AR747", "validation-in-training"
 
 
 def find(case: Case) -> Verdict | None:

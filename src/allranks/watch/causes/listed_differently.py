@@ -1,4 +1,4 @@
-"""AR708 listed-differently: ranks have the same files in another order, so dividing by index gives some twice and some to nobody."""
+"""AR748 listed-differently: ranks have the same files in another order, so dividing by index gives some twice and some to nobody."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allranks.watch.noted import Note, on_all, place, say, who
 from allranks.watch.reading import source_of, with_code
 from allranks.watch.verdict import Place, Verdict
 
-CODE, NAME = "AR708", "listed-differently"
+CODE, NAME = "AR748", "listed-differently"
 _LISTS = re.compile(r"\b(listdir|iterdir|glob|rglob|iglob|scandir|walk)\(")
 
 

@@ -1,4 +1,4 @@
-"""AR704 no-data: a rank's loader gives nothing, while others have batches."""
+"""AR744 no-data: a rank's loader gives nothing, while others have batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import by_rank, on_all, place, say, who
 from allranks.watch.verdict import Verdict, many, ranks_text
 
-CODE, NAME = "AR704", "no-data"
+CODE, NAME = "AR744", "no-data"
 
 
 def find(case: Case) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""AR701 not-divided: every rank trains on the whole data set."""
+"""AR741 not-divided: every rank trains on the whole data set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from allranks.watch.causes.same_samples import is_one_data_set, of_same_loader
 from allranks.watch.noted import Note, on_all, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR701", "not-divided"
+CODE, NAME = "AR741", "not-divided"
 MIN_SAMPLES = 16
 
 

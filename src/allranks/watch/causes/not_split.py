@@ -1,4 +1,4 @@
-"""AR703 not-split: loader workers, or ranks, read the same samples of an iterable data set."""
+"""AR743 not-split: loader workers, or ranks, read the same samples of an iterable data set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import Note, by_rank, place, say, who
 from allranks.watch.verdict import Verdict, ranks_text
 
-CODE, NAME = "AR703", "not-split"
+CODE, NAME = "AR743", "not-split"
 
 
 def find(case: Case) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""AR706 padded-evaluation: an evaluation counts samples twice, which the sampler repeats so that all ranks have equally many."""
+"""AR746 padded-evaluation: an evaluation counts samples twice, which the sampler repeats so that all ranks have equally many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import by_rank, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR706", "padded-evaluation"
+CODE, NAME = "AR746", "padded-evaluation"
 MIN_SHARE = 0.001
 """Of the samples that are counted twice; fewer change no metric that anybody prints."""
 SMALL = 64

@@ -1,4 +1,4 @@
-"""AR702 same-order: a shuffling sampler gives the same order in every epoch, since set_epoch is not called."""
+"""AR742 same-order: a shuffling sampler gives the same order in every epoch, since set_epoch is not called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import Note, by_rank, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR702", "same-order"
+CODE, NAME = "AR742", "same-order"
 
 
 def find(case: Case) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""AR705 same-randomness: the samples of several ranks are made with the same random numbers."""
+"""AR745 same-randomness: the samples of several ranks are made with the same random numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import by_rank, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR705", "same-randomness"
+CODE, NAME = "AR745", "same-randomness"
 
 
 def find(case: Case) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""AR700 same-samples: ranks read the same samples in one pass, although a sampler is there that seems to divide them."""
+"""AR740 same-samples: ranks read the same samples in one pass, although a sampler is there that seems to divide them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import Note, by_rank, on_all, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR700", "same-samples"
+CODE, NAME = "AR740", "same-samples"
 FIX = "one seed for all ranks and one share each: DistributedSampler(dataset, seed=0) needs no rank, and gives each sample to one rank"
 
 
@@ -27,7 +27,7 @@ def find(case: Case) -> Verdict | None:
         if one is None or not one["training"] or not is_one_data_set(passes) or one["replacement"]:
             continue
         if all(n["samples"] >= one["dataset"]["length"] > 0 for n in found.values()):
-            continue  # AR701
+            continue  # AR741
         if why := _by_sketch(found):
             return _verdict(case, passes, *why)
     return None

@@ -1,4 +1,4 @@
-"""AR709 split-differs: ranks have split one data set differently, so that what one evaluates another trains on."""
+"""AR749 split-differs: ranks have split one data set differently, so that what one evaluates another trains on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import Note, on_all, place, say, who
 from allranks.watch.verdict import Verdict
 
-CODE, NAME = "AR709", "split-differs"
+CODE, NAME = "AR749", "split-differs"
 
 
 def find(case: Case) -> Verdict | None:

@@ -106,10 +106,11 @@ def over_time(history: History, pieces: int = 60) -> dict[int, list[RankParts]]:
         chosen = _chosen(rank.samples, None, None)
         if len(chosen) < 2:
             continue
-        length = (chosen[-1].t - chosen[0].t) / pieces
+        begin, length = chosen[0].t, (chosen[-1].t - chosen[0].t) / pieces
         kept = [chosen[0]]
         for sample in chosen[1:]:
-            if sample.t - kept[-1].t >= length and sample.step > kept[-1].step:
+            is_due = int((sample.t - begin) / length) > int((kept[-1].t - begin) / length)
+            if (is_due or sample is chosen[-1]) and sample.step > kept[-1].step:
                 kept.append(sample)
         out[rank.rank] = [between(rank, a, b, waits) for a, b in pairwise(kept)]
     return out

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +136,25 @@ class _Launch:
         )
         ours, hubs = LocalLink.pair()
         code = self._run_agent(ours, num_cores, hub_parts=(hubs, hello, run.path))
+        if code == 0 and self.options.watch:
+            self._say_where_time_went(run.path)
         self.journal.describe(ended_at=now_text())
         return code
+
+    def _say_where_time_went(self, run_dir: Path) -> None:
+        from allranks.perf.history import NoHistory, read_history
+        from allranks.perf.summary import summary
+
+        try:
+            lines = summary(read_history(run_dir))
+        except NoHistory:
+            return
+        except Exception as error:  # noqa: BLE001 - the job has ended well, whatever is wrong with its history
+            assert self.journal is not None
+            self.journal.event("no-summary", why=repr(error), traceback=traceback.format_exc())
+            return
+        if lines:
+            self.say("\n          ".join([*lines, f"more: allranks report {_short(run_dir)}"]))
 
     def _run_member(self, hello: Hello, num_cores: int) -> int:
         with Signals() as signals:

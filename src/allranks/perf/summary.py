@@ -1,0 +1,47 @@
+"""What is said of a run's time when it ends? A few lines: the step, where it goes, and what is worth changing."""
+
+from __future__ import annotations
+
+from allranks.perf.breakdown import PARTS, RankParts, breakdown
+from allranks.perf.causes import MIN_S, MIN_STEPS, find_causes
+from allranks.perf.values import History
+from allranks.perf.view import View, ms
+
+SHOWN = 3
+DIFFERS = 0.1
+"""A rank has a line of its own if one of its largest parts differs so much from the mean, as a share of the step."""
+WORTH = 0.05
+"""A cause is said if it takes so much of the step."""
+
+
+def summary(history: History) -> list[str]:
+    """The lines; none for a run that was too short to say anything of it."""
+    found = breakdown(history)
+    view = View(history, found)
+    if view.steps < MIN_STEPS or view.seconds < MIN_S:
+        return []
+    largest = ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in found.largest(SHOWN))
+    first = f", the first {found.first_step_s:.1f} s" if found.first_step_s > 5 * found.median_step_s else ""
+    lines = [f"{view.steps} steps of {ms(found.median_step_s)} (median){first}: {largest}"]
+    lines += _who_differs(view)
+    causes = [c for c in find_causes(history, found) if c.share >= WORTH]
+    if causes:
+        lines += [f"{causes[0].code} {causes[0].title}", f"  do: {causes[0].fix}"]
+    return lines
+
+
+def _who_differs(view: View) -> list[str]:
+    """The rank that differs most from the mean, if it does."""
+    if len(view.ranks) < 2:
+        return []
+
+    def difference(rank: RankParts, part: str) -> float:
+        return abs(rank.share(part) - view.share(part))
+
+    rank, part = max(((r, p) for r in view.ranks for p in PARTS), key=lambda pair: difference(*pair))
+    if difference(rank, part) < DIFFERS:
+        return []
+    slow = view.straggler
+    shown = next((r for r in view.ranks if slow is not None and r.rank == slow.rank), rank)
+    parts = sorted(PARTS, key=lambda p: -shown.share(p))[:SHOWN]
+    return [f"rank {shown.rank}: " + ", ".join(f"{PARTS[p]} {shown.share(p):.0%}" for p in parts)]

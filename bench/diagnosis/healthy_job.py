@@ -81,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
+    torch.manual_seed(rank)  # DDP gives all ranks the model of rank 0
     pace = random.Random(rank)
     data = Data(STEPS * 4 * world)
     sampler = DistributedSampler(data)

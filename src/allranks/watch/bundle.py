@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from allranks.core.job import Job, NodeInfo, RankExit
-from allranks.watch import gather, proc
+from allranks.watch import gather, kernel_log, proc
 from allranks.watch.evidence import Call, Evidence, Exit, Loader, Node, Rank, Record
 from allranks.watch.reading import place_of, with_code
 from allranks.watch.related import related_lines
@@ -21,6 +22,7 @@ _MISSING = re.compile(
     r"No such file or directory: '([^']+)'|Parent directory (\S+) does not exist"
     r"|(?:file|File) (/\S+) (?:not found|cannot be opened|does not exist)"
 )
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?(\d+)")
 TAIL_BYTES = 64 << 10
 _PORT = re.compile(r"port: (\d+)|:(\d{2,5})\b")
 
@@ -72,11 +74,24 @@ def _notes(rank: Rank) -> dict[str, str]:
         notes["missing"] = path
         if path.startswith("/") and Path(path).exists():
             notes["exists"] = "moments"
+    notes |= _of_memory(rank)
     if re.search(r"EADDRINUSE|address already in use", message, re.I) and (port := _PORT.search(message)):
         owner = proc.listener(int(port[1] or port[2]))
         if owner is not None:
             notes["port_owner"] = f"process {owner} ({proc.command(owner)[:60]})"
     return notes
+
+
+def _of_memory(rank: Rank) -> dict[str, str]:
+    """Whether the kernel's log says that it, or a worker of its loader, was killed for memory: 'oom' and 'oom_worker'."""
+    dead = _DEAD_WORKER.search(rank.failure.message) if rank.failure else None
+    if not dead and (rank.exit is None or rank.exit.signal != signal.SIGKILL):
+        return {}
+    killed = kernel_log.oom_kills()
+    found = {"oom": killed[rank.pid]} if rank.pid in killed else {}
+    if dead and int(dead[1]) in killed:
+        found["oom_worker"] = killed[int(dead[1])]
+    return found
 
 
 def rank_of_row(row: Row, host: str, node_rank: int) -> Rank:
@@ -146,7 +161,15 @@ def evidence_of(
     here: int | None = None,
 ) -> Evidence:
     """All of it, ranks in order."""
+    limits = [
+        n["timeout_s"]
+        for r in ranks
+        if r.record
+        for n in r.record.noted
+        if n.get("kind") == "meets" and isinstance(n.get("timeout_s"), int | float)
+    ]
     return Evidence(
+        limit_s=min(limits, default=None),
         world_size=job.world_size,
         ranks=tuple(sorted(ranks, key=lambda r: r.rank)),
         nodes=nodes,

@@ -67,7 +67,10 @@ def _killed(case: Case, rank: Rank, pids: str, how: str) -> Verdict:
             facts.append(
                 f"/dev/shm has {(node.shm_free_bytes or 0) / 1e6:.0f} MB free of {node.shm_size_bytes / 1e6:.0f} MB"
             )
-    if node and node.oom_kills > 0:
+    if logged := rank.notes.get("oom_worker"):
+        facts.append(f"the kernel's log: process {pids} killed: {logged}")
+        fix = "memory ran out: use fewer loader workers, smaller batches, or give the job more memory"
+    elif node and node.oom_kills > 0:
         facts.append(
             f"the kernel counts {node.oom_kills} kill(s) for memory on {node.host} since the job began"
         )

@@ -15,15 +15,18 @@ def find(case: Case) -> Verdict | None:
     if root is None or root.exit is None or root.exit.signal != signal.SIGKILL:
         return None
     node = case.node_of(root)
-    if node is None or node.oom_kills <= 0:
+    logged = root.notes.get("oom", "")
+    if not logged and (node is None or node.oom_kills <= 0):
         return None
     same = [
         r for r in case.roots if r.exit and r.exit.signal == signal.SIGKILL and r.node_rank == root.node_rank
     ]
-    facts = [
-        f"SIGKILL, and the kernel counts {node.oom_kills} kill(s) for memory on {node.host} since the job began"
-    ]
-    if node.memory_limit_bytes:
+    facts = [f"the kernel's log: process {root.pid} killed: {logged}"] if logged else []
+    if node is not None and node.oom_kills > 0:
+        facts.append(
+            f"SIGKILL, and the kernel counts {node.oom_kills} kill(s) for memory on {node.host} since the job began"
+        )
+    if node is not None and node.memory_limit_bytes:
         facts.append(f"memory limit {node.memory_limit_bytes / 1e9:.1f} GB")
     return case.verdict(
         CODE,

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from allranks.perf.history import read_history
 from allranks.perf.values import CallTimes, StepTimes
+from allranks.report import plots
+from allranks.report.making import make
 from allranks.report.moments import MOST_STEPS, calls_of, moments_of, segments, steps_to_show
 from allranks.report.plots import thinned
 from support.histories import Doing
-from support.run_directories import make_run
+from support.run_directories import BEGAN, make_run
 
 
 def history(folder: Path, ranks: list[Doing], **options):
@@ -73,6 +75,17 @@ def test_segments_of_any_moments_then_fill_the_step_without_overlap(step, last_r
     assert [s.begin for s in found] == edges[:-1]
     assert edges[-1] == step.end
     assert sum(s.end - s.begin for s in found) == pytest.approx(step.end - step.start)
+
+
+def test_plots_when_there_are_very_many_ranks_then_show_those_that_do_most(tmp_path: Path) -> None:
+    ranks = [Doing() for _ in range(plots.MOST_RANKS + 6)]
+    ranks[68] = Doing(python=9.0)
+    report = make(make_run(tmp_path, ranks, steps=60), BEGAN)
+    assert report.times is not None
+    stack, steps, heat = plots.stack(report.times), plots.steps(report), plots.heat(report.times)
+    assert stack and steps and heat
+    assert len(stack["rows"]) == len(steps["rows"]) == len(steps["steps"][0]["ranks"]) == plots.MOST_RANKS
+    assert "rank 68" in [row["name"] for row in stack["rows"]] and len(heat["rows"]) == len(ranks)
 
 
 def test_calls_of_steps_then_belong_to_the_step_they_were_entered_in() -> None:

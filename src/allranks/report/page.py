@@ -164,6 +164,8 @@ def _stack_figure(times: Times) -> Html:
         f"The mean of {ranks[0].steps:,} steps, the first step left out. The parts add up to the step."
         " Waiting is the time until the last rank came to the gradient exchange: it is not the waiting rank's fault."
     )
+    if len(ranks) > plots.MOST_RANKS:
+        about += f" Shown are the {plots.MOST_RANKS} of {len(ranks)} ranks that do most themselves."
     head = ["rank", "step", *(f"{PARTS[p]} (ms)" for p in used)]
     return _figure(
         "stack",

@@ -17,6 +17,9 @@ MOST_POINTS = 500
 """Of a curve: about one per pixel column."""
 MOST_PLOTS = 12
 MOST_CURVES = 8
+MOST_RANKS = 64
+MOST_CALLS = 60
+"""Collectives of one rank in one step, the longest."""
 BORING = ("epoch",)
 """Logged to mark a line rather than to be looked at."""
 
@@ -196,9 +199,16 @@ def rank_names(times: Times, ranks: Sequence[int]) -> list[str]:
     return [f"rank {r} {hosts.get(of[r].node, '')}" if several and r in of else f"rank {r}" for r in ranks]
 
 
+def busiest(times: Times) -> set[int]:
+    """The ranks that plots with a bar each show: all, or of very many those that do most themselves."""
+    ranks = [r for r in times.parts.ranks if r.steps]
+    return {r.rank for r in sorted(ranks, key=own_s, reverse=True)[:MOST_RANKS]}
+
+
 def stack(times: Times) -> dict[str, Any] | None:
     """Milliseconds of each part of a step, per rank."""
-    ranks = [r for r in times.parts.ranks if r.steps]
+    chosen = busiest(times)
+    ranks = [r for r in times.parts.ranks if r.rank in chosen]
     if not ranks:
         return None
     names = rank_names(times, [r.rank for r in ranks])
@@ -250,29 +260,32 @@ def steps(report: Report) -> dict[str, Any] | None:
         return None
     history = report.times.history
     shown = moments_of(history, steps_to_show(history, report.pinned))
-    if not shown:
+    known = {r.rank for r in history.ranks}
+    chosen = busiest(report.times) if len(known) > MOST_RANKS else known
+    if not shown or not chosen:
         return None
     return {
         "names": NAMES,
-        "rows": rank_names(report.times, [r.rank for r in history.ranks]),
-        "steps": [_step(one) for one in shown],
+        "rows": rank_names(report.times, sorted(chosen)),
+        "steps": [_step(one, chosen) for one in shown],
     }
 
 
-def _step(one: StepMoments) -> dict[str, Any]:
+def _step(one: StepMoments, chosen: set[int]) -> dict[str, Any]:
     def ms(t: float) -> float:
         return _ms(t - one.begin)
 
     ranks = []
-    for r in one.ranks:
+    for r in [r for r in one.ranks if r.rank in chosen]:
         calls = [
             [ms(c.entered), ms(c.exited if c.exited is not None else one.end), c.op, _meeting(c), c.line]
             for c in r.calls
         ]
+        longest = sorted(calls, key=lambda c: c[0] - c[1])[:MOST_CALLS]
         ranks.append(
             {
                 "parts": [[s.part, ms(s.begin), ms(s.end)] for s in r.segments],
-                "calls": calls,
+                "calls": sorted(longest, key=lambda c: c[0]),
                 "ready": None if r.ready is None else ms(r.ready),
             }
         )

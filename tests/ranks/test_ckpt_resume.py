@@ -30,7 +30,7 @@ class Case:
     """One training, and where it is killed."""
 
     run_dir: str
-    source: str = "map"  # "map", "stream", "stream with state", "two optimizers"
+    source: str = "map"  # "map", "stream", "stream with state", "torchdata", "two optimizers"
     precision: str = "fp32"
     num_workers: int = 0
     kill_after: int | None = None  # updates
@@ -98,6 +98,21 @@ class Best:
         assert isinstance(state["best"], np.float64)
 
 
+def source_of(case: Case) -> dict[str, Any]:
+    """What run.loader is given."""
+    # "fork" as users have it; these ranks come from a forkserver.
+    workers = {
+        "num_workers": case.num_workers,
+        "multiprocessing_context": "fork" if case.num_workers else None,
+    }
+    if case.source == "torchdata":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return {"source": StatefulDataLoader(Augmented(), batch_size=12, shuffle=True, **workers)}
+    shuffle = None if "stream" in case.source else True
+    return {"source": SOURCES[case.source](), "shuffle": shuffle, **workers}
+
+
 def train(case: Case) -> dict[str, Any]:
     """Train; what each update saw and did, and a digest of all that is left at the end."""
     torch.use_deterministic_algorithms(True)
@@ -115,15 +130,7 @@ def train(case: Case) -> dict[str, Any]:
             critic = run.model(nn.Linear(8, 1), name="critic")
             sgd = run.optimizer(torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9), name="critic")
         ema = run.ema(model, decay=0.9)
-        train_set = run.loader(
-            SOURCES[case.source](),
-            train=True,
-            shuffle=None if "stream" in case.source else True,
-            num_workers=case.num_workers,
-            multiprocessing_context="fork"
-            if case.num_workers
-            else None,  # as users have it; these ranks come from a forkserver
-        )
+        train_set = run.loader(**source_of(case), train=True)
         test_set = run.loader(Augmented(), train=False, num_workers=0)
         best, own = Best(), Best()
         run.track(best=best)
@@ -218,12 +225,17 @@ CASES = {
     "at the end of an epoch": Case("", kill_after=6, save_steps=5),
     "in the middle of a window": Case("", kill_after=6, kill_in_window=True),
     "in the middle of a save": Case("", kill_in_save=40),
-    "with loader workers": Case("", kill_after=7, num_workers=2),
+    "with loader workers": Case("", kill_after=7, kill_in_window=True, num_workers=2),
     "bf16": Case("", kill_after=3, precision="bf16"),
-    "fp16 with a scaler": Case("", kill_after=7, precision="fp16"),
-    "stream": Case("", kill_after=7, source="stream"),
-    "stream with state and workers": Case("", kill_after=4, source="stream with state", num_workers=2),
-    "two optimizers": Case("", kill_after=7, source="two optimizers"),
+    "fp16 with a scaler": Case("", kill_after=7, kill_in_window=True, precision="fp16"),
+    "stream": Case("", kill_after=7, kill_in_window=True, source="stream"),
+    "stream with state and workers": Case(
+        "", kill_after=3, kill_in_window=True, source="stream with state", num_workers=2
+    ),
+    "torchdata's StatefulDataLoader": Case(
+        "", kill_after=7, kill_in_window=True, source="torchdata", num_workers=2
+    ),
+    "two optimizers": Case("", kill_after=7, kill_in_window=True, source="two optimizers"),
 }
 
 

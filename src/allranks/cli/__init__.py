@@ -18,6 +18,11 @@ COMMANDS = (
         "allranks.cli.report",
         "Say after a run where its time went, what went wrong, what to change.",
     ),
+    (
+        "bench",
+        "allranks.cli.bench",
+        "Measure a script on 1, 2, 4 ... ranks and with each way to exchange gradients.",
+    ),
     ("tune", "allranks.cli.tune", "Find the settings that make a script quickest on this machine."),
     ("explain", "allranks.cli.explain", "Show the page of one cause, such as AR204."),
     ("version", "allranks.cli.version", "Show the versions that belong in a report."),

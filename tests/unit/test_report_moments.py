@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.perf.history import read_history
@@ -68,6 +68,7 @@ def any_step(draw) -> StepTimes:
     )
 
 
+@settings(deadline=None, max_examples=60)
 @given(any_step(), st.none() | moment, st.none() | moment)
 def test_segments_of_any_moments_then_fill_the_step_without_overlap(step, last_ready, last_entry) -> None:
     found = segments(step, last_ready, last_entry)

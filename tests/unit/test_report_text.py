@@ -91,6 +91,22 @@ def test_text_when_the_run_only_began_then_says_too_few(tmp_path: Path) -> None:
     assert "too few to say" in text and "no rank came to the end of two steps" in text
 
 
+def test_text_when_restarted_then_each_attempt_has_its_times(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=80)
+    file = run.path / "timeline" / "node0.jsonl"
+    first = file.read_text()
+    make_run(tmp_path, steps=120)
+    file.write_text(first + file.read_text().replace('"attempt": 0', '"attempt": 1'))
+    last = make(run, BEGAN)
+    assert data(last)["times"]["steps"] == 120 and data(make(run, BEGAN, attempt=0))["times"]["steps"] == 80
+    assert "times are those of attempt 1; --attempt 0 to 1 shows the others" in as_text(last)
+
+
+def test_text_then_says_what_the_start_took(tmp_path: Path) -> None:
+    text = as_text(report(tmp_path, steps=40))
+    assert "before the first step: imports 3.0 s, joining the ranks 1.0 s" in text
+
+
 def test_text_when_names_hold_control_codes_then_the_terminal_is_not_told(tmp_path: Path) -> None:
     metrics = [{"step": 1, "time": 1.0, "lo\x1b]0;gone\x07ss[red]": 1.0}]
     text = as_text(report(tmp_path, has_timeline=False, metrics=metrics))

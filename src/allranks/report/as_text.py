@@ -108,7 +108,9 @@ def _verdicts(report: Report, console: Console) -> None:
 def _times(times: Times, console: Console) -> None:
     speed = words.mean_speed(times)
     console.print("\nwhere the time of a step goes", style="bold")
+    starting = words.starting_text(times)
     if not times.parts.ranks:
+        console.print(_text(f"  {starting}"))
         console.print(_text(f"  {words.steps_done(times)} steps: too few to say"))
         return
     text = f"  {words.steps_done(times):,} steps, {words.step_text(times)} each (median)"
@@ -116,6 +118,8 @@ def _times(times: Times, console: Console) -> None:
     console.print(_parts_table(times))
     if straggler := words.straggler_text(times):
         console.print(_text(f"  {straggler}", style="bold" if times.straggler else ""))
+    if starting:
+        console.print(_text(f"  {starting}"))
     if times.parts.first_step_s > 3 * times.parts.median_step_s:
         console.print(
             _text(f"  the first step took {seconds_short(times.parts.first_step_s)}; it is not counted")

@@ -83,8 +83,10 @@ def knowing(report: Report) -> Html:
     out += [_verdict(told) for told in facts.verdicts[:MOST_VERDICTS]]
     if len(facts.verdicts) > MOST_VERDICTS:
         out.append(tag("p", f"and {len(facts.verdicts) - MOST_VERDICTS} more in diagnosis/"))
-    if report.times is not None and report.times.parts.ranks:
-        out += _slow(report.times)
+    if report.times is not None:
+        out += _slow(report.times) if report.times.parts.ranks else []
+        starting = words.starting_text(report.times)
+        out += [tag("p", starting[0].upper() + starting[1:] + ".")] if starting else []
     if report.missing:
         out += [
             tag("h3", "What this report cannot say"),

@@ -81,6 +81,23 @@ def largest_text(times: Times) -> str:
     return ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in times.parts.largest(3))
 
 
+STARTING = {"import": "imports", "init": "joining the ranks", "build": "building and copying the model"}
+
+
+def starting_text(times: Times) -> str:
+    """'before the first step: imports 10 s, joining the ranks 0.4 s ... (rank 3)', of the rank that took longest."""
+    spent = {}
+    for rank in times.history.ranks:
+        if rank.samples:
+            phases = rank.samples[-1].phases
+            spent[rank.rank] = {name: phases.get(phase, 0.0) for phase, name in STARTING.items()}
+    if not spent:
+        return ""
+    slowest = max(spent, key=lambda rank: sum(spent[rank].values()))
+    told = [f"{name} {seconds(value)}" for name, value in spent[slowest].items() if value >= 0.05]
+    return f"before the first step: {', '.join(told)} (rank {slowest}, the slowest)" if told else ""
+
+
 def straggler_text(times: Times) -> str:
     """Which rank the others wait for, how long and why, if no cause says so; or that there is none."""
     one = times.straggler

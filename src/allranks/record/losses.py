@@ -30,9 +30,9 @@ def look(args: tuple[Any, ...], line: int) -> None:
         loss = args[0]
         if loss.numel() == 1:
             if loss.is_cpu:
-                value = loss.item()
+                value, is_first = loss.item(), mask != NEVER
                 _judge(value, _writer.step + 1, line)
-                if value - value != 0 and notes.has_room(KIND):
+                if value - value != 0 and is_first:
                     _note_origin(loss)
             elif loss.is_cuda:
                 _look_later(loss, line)

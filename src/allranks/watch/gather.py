@@ -27,6 +27,7 @@ from allranks.watch.stacks import (
     main_stack,
     parse_faulthandler,
     parse_pyspy,
+    runs_model,
     user_frames,
 )
 from allranks.watch.store import with_store
@@ -37,6 +38,8 @@ STACK_DEADLINE_S = 0.25
 PYSPY_DEADLINE_S = 0.6
 SAMPLE_S = 0.12
 """Between two looks at processor time and stacks."""
+LOOKS, LOOKS_APART_S = 4, 0.013
+"""More stacks of a rank that uses the processor."""
 SNAPSHOT_TRIES = 5
 """Readings of all pages, until two agree."""
 _CUT_SHORT = ("sys_pause", "sigsuspend")
@@ -67,7 +70,6 @@ def take(
     *,
     with_sockets: bool = False,
     with_models: bool = False,
-    with_sums: bool = False,
     sample_s: float = SAMPLE_S,
 ) -> tuple[Rank, ...]:
     """The evidence of these live ranks (of which rank, pid, host and node are filled in), all at once.
@@ -77,7 +79,6 @@ def take(
         folder: Where the record pages are.
         with_sockets: Look at connections to other hosts, too (5 ms for each rank).
         with_models: Read what each parameter of the model is.
-        with_sums: Read what the fingerprints of the replicas stand for.
         sample_s: How long processor time is measured.
     """
     pages = {r.pid: page_of(folder, r.pid) for r in ranks}
@@ -89,10 +90,8 @@ def take(
     stacks = take_stacks(everybody)
     time.sleep(max(0.0, sample_s))
     after = {t.pid: proc.times(t.pid) for t in everybody}
-    again = take_stacks(
-        [t for t in everybody if t.pid in pages and _share(before[t.pid], after[t.pid])[0] > 0.3],
-        is_second=True,
-    )
+    busy = [t for t in everybody if t.pid in pages and _share(before[t.pid], after[t.pid])[0] > 0.3]
+    again = _stacks_later(busy)
     newest = pages_at_one_moment(folder, list(pages))
     stacks |= _stacks_again(everybody, newest)
     by_pid = {t.pid: t for t in everybody}
@@ -133,6 +132,15 @@ def pages_at_one_moment(folder: Path | None, pids: Sequence[int]) -> dict[int, p
             return found
         before = found
     return before
+
+
+def _stacks_later(busy: Sequence[Target]) -> list[dict[int, tuple[str, tuple[Stack, ...]]]]:
+    """More stacks of ranks that use the processor, a moment apart: does the work change?"""
+    found = []
+    for _ in range(LOOKS if busy else 0):
+        time.sleep(LOOKS_APART_S)
+        found.append(take_stacks(busy, is_second=True))
+    return found
 
 
 def _stacks_again(
@@ -275,7 +283,7 @@ def _rank(
     rank: Rank,
     newest: page.Record | None,
     stacks: dict[int, tuple[str, tuple[Stack, ...]]],
-    again: dict[int, tuple[str, tuple[Stack, ...]]],
+    again: list[dict[int, tuple[str, tuple[Stack, ...]]]],
     span: tuple[proc.Times | None, proc.Times | None],
     with_models: bool,
 ) -> Rank:
@@ -285,7 +293,7 @@ def _rank(
     main = main_stack(found)
     frames = user_frames(main.frames) if main else ()
     letter = proc.state(rank.pid)
-    second = main_stack(again[rank.pid][1]) if rank.pid in again else None
+    later = [s for one in again if rank.pid in one and (s := main_stack(one[rank.pid][1])) is not None]
     return replace(
         rank,
         state=letter,
@@ -296,9 +304,11 @@ def _rank(
         record=record_of(newest, with_model=with_models) if newest else None,
         stacks=found,
         stacks_from=how,
-        is_moving=second is not None and main is not None and second.frames != _plain(main.frames),
+        is_moving=main is not None and any(s.frames != _plain(main.frames) for s in later),
+        runs_model=any(runs_model(s) for s in (main, *later) if s is not None),
         open_files=proc.files_for_writing(rank.pid)[:8] if letter == "D" else (),
         tracer=proc.tracer(rank.pid),
+        host_load=round(os.getloadavg()[0] / (os.cpu_count() or 1), 1),
         guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
         loops=tuple(loop for f in frames if (loop := loop_of(f)) is not None),
     )

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from allranks import record
+from allranks.record.values import Phase
+
 
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     """The same nesting with `function` applied to each tensor, and to each object that has a `to` method of its own.
@@ -64,7 +67,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
     def move(each: Any) -> Any:
         return each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each.to(device)
 
-    return map_tensors(move, batch)
+    recorder = record.recorder()
+    recorder.phase(Phase.COPY)
+    try:
+        return map_tensors(move, batch)
+    finally:
+        recorder.leave()
 
 
 def on_device(batches: Iterator[tuple[Any, Any]], device: torch.device) -> Iterator[tuple[Any, Any]]:

@@ -12,6 +12,7 @@ from allranks.comm import values
 from allranks.comm.membership import wait_for_key
 from allranks.core.errors import CommError
 from allranks.metrics.sinks import plain_value
+from allranks.record.values import Phase
 from allranks.train.state import RunState
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,13 @@ class Deciding(RunState):
             self._require_open("log")
         if not self.is_rank_zero:
             return
+        self._record.phase(Phase.LOG)
+        try:
+            self._write_down(values_, more, step)
+        finally:
+            self._record.leave()
+
+    def _write_down(self, values_: dict[str, Any] | None, more: dict[str, Any], step: int | None) -> None:
         plain_values = {k: plain_value(k, v) for k, v in {**(values_ or {}), **more}.items()}
         self._logged.update(plain_values)
         if self._sinks is None:

@@ -61,3 +61,38 @@ def test_job_when_only_the_launcher_is_signalled_saves_ends_with_0_and_goes_on(
     assert again.code == 0, again.story()
     assert f"update {step}, epoch" in again.err, again.story()
     assert all(row["rows"] == UPDATES for row in results(tmp_path)), "every update was done once"
+
+
+RAISES = """
+import sys, torch, allranks
+with allranks.start(global_batch_size=4) as run:
+    model = run.model(torch.nn.Linear(2, 1))
+    run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = run.loader(torch.utils.data.TensorDataset(torch.ones(400, 2)), shuffle=True)
+    run.save_every(steps=5)
+    for _ in run.epochs(1):
+        for (x,) in loader:
+            run.step(model(x).sum())
+            if run.updates == 12 and run.rank == 1:
+                raise ValueError("at the same step each time")
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_restarts_when_a_traceback_comes_back_at_the_same_step_stop_and_say_so(
+    start_command: StartCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    command = start_command(
+        command_path("allranks"), "run", "--nproc", "2", "--max-restarts", "9", "--run-dir", "run", "raises.py",
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    done = command.finish(200)
+    assert done.code == 1 and not done.left_behind, done.story()
+    assert "AR044 the same failure twice in a row, ValueError at" in done.err, done.story()
+    assert "at step 12: another restart would end the same way" in done.err, done.story()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "resume"] == [10], (
+        "one restart, from the last checkpoint"
+    )

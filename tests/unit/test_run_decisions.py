@@ -130,9 +130,12 @@ def test_failure_when_a_verdict_came_before_the_exits_then_it_is_that_of_the_ran
     lines: tuple[str, ...], by_us: bool, identity: str
 ) -> None:
     stopped = RankExit(0, "a", 0, -1, 15, 1.0, (), 10, by_us=True)
-    exits = [stopped, RankExit(1, "a", 0, 1, None, 1.1, lines, 11, by_us=by_us)]
+    how = (-1, 15) if by_us else (1, None)
+    exits = [stopped, RankExit(1, "a", 0, *how, 1.1, lines, 11, by_us=by_us)]
     found = failure_of(Story("AR200", "a verdict", 1, None), exits, 7)
     assert found == Failure(bool(identity), identity, 7)
+    hung = failure_of(Story("AR251", "a verdict", 1, None), exits, 7)
+    assert not hung.by_script, "that a rank logged a traceback once does not explain a hang"
     lost = failure_of(story_of_lost([]), exits, 7)
     assert lost == Failure(False, "", 7), "a lost node explains all else"
 

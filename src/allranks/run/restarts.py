@@ -13,8 +13,11 @@ from allranks.core.job import RankExit
 from allranks.run import story
 from allranks.run.endings import EXIT_MACHINE
 from allranks.run.story import Story
+from allranks.run.tracebacks import last_traceback
 
 MAX_WAIT_S = 30.0
+RANK_ENDED = frozenset(f"AR{number}" for number in range(200, 220))
+"""Verdicts that a rank ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,14 @@ class Failure:
 
 
 def failure_of(told: Story, exits: Iterable[RankExit], step: int | None) -> Failure:
-    """The failure that a story tells. A watcher's verdict may come before the first exit, and then knows of no exception: so what
-    the ranks said is looked at, also of those that raised while we ended them."""
-    if told.culprit is None and told.exit_code != EXIT_MACHINE:
-        raised = [replace(exit, by_us=False) for exit in exits if exit.failed and exit.signal is None]
+    """The failure that a story tells. The watcher's verdict that a rank raised may come before that rank has ended, and is ended by us:
+    so what the ranks said is looked at."""
+    if told.culprit is None and told.exit_code != EXIT_MACHINE and told.code in RANK_ENDED:
+        raised = [
+            replace(exit, by_us=False, code=1, signal=None)
+            for exit in exits
+            if exit.failed and last_traceback(exit.last_lines) is not None
+        ]
         again = story.tell(raised, len(raised))
         told = again if again.identity else told
     return Failure(told.by_script, told.identity, step)

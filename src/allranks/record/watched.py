@@ -32,7 +32,9 @@ def look(step: int, seq: int, replicas: list[Any]) -> None:
         _buffer_looks += 1
         _note_buffers(step, seq, ddp)
     if _without is None or _without:
-        now = {n for n, p in ddp.module.named_parameters() if p.requires_grad and p.grad is None}
+        ignored = compat.ignored_parameters(ddp)
+        trained = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad and n not in ignored]
+        now = {n for n, p in trained if p.grad is None}
         _without = now if _without is None else _without & now
         _looks += 1
         _last = step, _looks, bool(getattr(ddp, "find_unused_parameters", False))

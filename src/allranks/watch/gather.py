@@ -19,7 +19,7 @@ from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import proc
-from allranks.watch.evidence import Exit, Node, Rank, Stack, Worker
+from allranks.watch.evidence import Node, Rank, Stack, Worker
 from allranks.watch.file_locks import file_lock_of
 from allranks.watch.reading import guard_of, loop_of, record_of, stack_with_code
 from allranks.watch.stacks import (
@@ -101,8 +101,7 @@ def take(
         taken = _rank(rank, newest.get(rank.pid), stacks, again, span, with_models)
         kids = tuple(_worker(by_pid[p], stacks, (before[p], after[p])) for p in workers[rank.pid])
         if taken.record is not None and (own := newest.get(rank.pid)):
-            record = with_numbers(taken.record, own) if with_sums else with_notes(taken.record, own)
-            taken = replace(taken, record=record)
+            taken = replace(taken, record=with_notes(taken.record, own))
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
         out.append(with_store(replace(taken, file_lock=file_lock_of(taken))))
     return tuple(out)
@@ -394,8 +393,3 @@ def node_of(node: Node, oom_before: int) -> Node:
         disk_free_bytes=proc.space(".")[1],
         num_cores=os.cpu_count(),
     )
-
-
-def exit_of(code: int, signal: int | None, when: float, *, by_us: bool) -> Exit:
-    """An exit as evidence."""
-    return Exit(code=code, signal=signal, at_s=when, by_us=by_us)

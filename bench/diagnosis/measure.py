@@ -35,8 +35,8 @@ class Row:
     told: Told
 
 
-def measure(path: Path) -> Row:
-    """Run one."""
+def measure(path: Path, *, until_end: bool = False) -> Row:
+    """Run one, until its verdict or to its end."""
     fault = Fault.read(path)
     with tempfile.TemporaryDirectory() as folder:
 
@@ -45,7 +45,7 @@ def measure(path: Path) -> Row:
                 [*map(str, args)], cwd=cwd or Path(folder), env=clean_env(env), folder=Path(folder)
             )
 
-        return Row(fault, run(fault, start, Path(folder)))  # type: ignore[arg-type]  # the shape of StartCommand
+        return Row(fault, run(fault, start, Path(folder), until_end=until_end))  # type: ignore[arg-type]  # the shape of StartCommand
 
 
 def table(rows: list[Row]) -> str:

@@ -119,7 +119,10 @@ def _verdict(told: Told) -> Html:
     verdict = told.verdict
     rows = [(label, text) for label, text in verdict.lines() if label != "more"]
     items = [[tag("dt", label), tag("dd", text)] for label, text in rows]
-    extra = [f"said {told.times} times" if told.times > 1 else "", told.page]
+    extra = [
+        f"said {told.times} times" if told.times > 1 else "",
+        f"stacks of all ranks: {told.page}" if told.page else "",
+    ]
     return tag(
         "div",
         tag(
@@ -175,7 +178,7 @@ def about(report: Report) -> Html:
     rows: list[tuple[str, str]] = [
         ("command", facts.command or "not known"),
         ("folder", str(facts.about.get("cwd", "-"))),
-        ("values and checkpoints in", str(facts.trained)),
+        *([("values in", str(facts.trained))] if facts.trained != facts.path else []),
     ]
     for host in sorted(set(facts.hosts.values())):
         ranks = [r for r, h in facts.hosts.items() if h == host]

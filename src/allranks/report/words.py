@@ -6,6 +6,7 @@ import math
 import time
 
 from allranks.perf.breakdown import PARTS
+from allranks.perf.causes import MIN_STEPS
 from allranks.report.facts import Facts
 from allranks.report.making import Report, Times
 from allranks.report.moments import seconds_short
@@ -101,7 +102,8 @@ def starting_text(times: Times) -> str:
 def straggler_text(times: Times) -> str:
     """Which rank the others wait for, how long and why, if no cause says so; or that there is none."""
     one = times.straggler
-    if any(cause.code == "AR800" for cause in times.causes):
+    steps = min((r.steps for r in times.parts.ranks), default=0)
+    if steps < MIN_STEPS or any(cause.code == "AR800" for cause in times.causes):
         return ""
     if one is None:
         known = [r for r in times.parts.ranks if r.steps and r.is_exchange_known]

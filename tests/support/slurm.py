@@ -73,7 +73,7 @@ def _write_config(folder: Path, num_nodes: int, cpus: int) -> None:
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={controller}",
         "AuthType=auth/munge",
-        f"AuthInfo=socket={folder}/munge/sock",
+        f"AuthInfo=socket={folder}/munge/sock,cred_expire=5",  # a requeued job begins so many seconds later, and not 120
         "CredType=cred/munge",
         "SlurmUser=root",
         "SlurmdUser=root",

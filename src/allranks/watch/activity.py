@@ -57,7 +57,7 @@ def activity(rank: Rank) -> Activity:
     found = of_stack(stack, place, rank.wchan, rank.state, cpu)
     if (
         rank.record is not None
-        and rank.record.tick_s > (1.0 if rank.run_queue_share < 0.5 else 1.8)  # starved, it ticks late, too
+        and rank.record.tick_s > _late_tick_s(rank)
         and rank.record.phase != "exit"  # the thread that ticks ends with the script
         and rank.record.exit_kind == ""
         and rank.state in ("R", "S")
@@ -65,6 +65,13 @@ def activity(rank: Rank) -> Activity:
     ):
         return Activity("gil", "holds Python's lock (GIL) in C code", place, is_busy=cpu > 0.3)
     return found
+
+
+def _late_tick_s(rank: Rank) -> float:
+    """How long no tick means that the GIL is held: a starved process ticks late, too."""
+    if rank.host_load > 4.0:
+        return 5.0
+    return 1.0 if rank.run_queue_share < 0.5 else 1.8
 
 
 def worker_activity(worker: Worker) -> Activity:

@@ -119,6 +119,8 @@ class Case:
             limit = 10.0 if rank.is_moving else 2.0
         if is_going_on(rank):
             limit = 30.0
+        if rank.host_load > 4.0 and record is not None and record.tick_s > 1.0:
+            limit = max(limit, 5.5)  # starved, or in C code that holds the GIL: a longer look tells
         if record is not None and record.median_step_s == 0.0:
             # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
             limit = 20.0 if doing.is_busy else 1.5 if doing.kind in _IDLE else 8.0
@@ -303,12 +305,8 @@ def is_going_on(rank: Rank) -> bool:
     record = rank.record
     if record is None or record.phase not in ("python", "data", "checkpoint", "evaluate", "log"):
         return False
-    stack = next((s for s in rank.stacks if s.is_main), None)
-    runs_model = stack is not None and any(
-        f.function == "_call_impl" and f.file.endswith("/nn/modules/module.py") for f in stack.frames
-    )
     is_at_work = rank.main_cpu_share + rank.run_queue_share > 0.3 or rank.state == "R"
-    return is_at_work and (runs_model or record.phase_s < 0.8)
+    return is_at_work and (rank.runs_model or record.phase_s < 0.8)
 
 
 def is_comm_abort(rank: Rank) -> bool:

@@ -251,8 +251,12 @@ class Rank:
     main_cpu_share: float = 0.0
     is_moving: bool = False
     """Two stacks a moment apart differ in the user's line."""
+    runs_model: bool = False
+    """One of its stacks was inside a torch module."""
     run_queue_share: float = 0.0
     """Share of the time it was ready to run but got no core."""
+    host_load: float = 0.0
+    """Processes that want a core, for each core of its host, over a minute."""
     record: Record | None = None
     stacks: tuple[Stack, ...] = ()
     stacks_from: str = ""

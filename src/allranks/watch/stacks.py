@@ -162,6 +162,11 @@ def main_stack(stacks: Sequence[Stack]) -> Stack | None:
     return next((s for s in stacks if s.is_main), stacks[-1] if stacks else None)
 
 
+def runs_model(stack: Stack) -> bool:
+    """Whether the thread is inside a torch module."""
+    return any(f.function == "_call_impl" and f.file.endswith("/nn/modules/module.py") for f in stack.frames)
+
+
 def is_inside(frames: Iterable[Place], file_end: str, *functions: str) -> bool:
     """Whether a frame is in a file that ends so (and in one of these functions, if any are given)."""
     return any(f.file.endswith(file_end) and (not functions or f.function in functions) for f in frames)

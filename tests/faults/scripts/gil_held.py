@@ -1,4 +1,4 @@
-# ranks 2; expect AR225; says rank 1 .*GIL; guilty
+# ranks 2; expect AR225; says rank 1 .*GIL; guilty; limit 12
 import re
 from job import RANK, mark, start, train
 

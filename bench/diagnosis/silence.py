@@ -2,8 +2,8 @@
 
     python bench/diagnosis/silence.py [NAME ...]
 
-Runs the scripts of tests/faults/scripts that are wrong in silence, and all of tests/faults/quiet, under `allranks run` on this machine. With
-names, only these, and nothing is written.
+Runs the scripts of tests/faults/scripts that are wrong in silence, and all of tests/faults/quiet, under `allranks run` on this
+machine. With names, only these, and nothing is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import ROOT, Row, measure  # noqa: E402 - the file beside this one
+from measure import ROOT, Row, measure  # the file beside this one
 
 PAGE = ROOT / "docs" / "silence.md"
 CASES = Path(__file__).parent / "silence_cases.md"
@@ -61,11 +61,12 @@ def table(rows: dict[str, Row], quiet: dict[str, str]) -> str:
     out = [
         "# What is wrong in silence, and named",
         "",
-        f"{full} of {len(rows)} jobs with such a mistake named in full (cause, ranks, line or parameter), {len(alarms)} of {len(quiet)} jobs"
-        f" that are well given an alarm. Median {times[len(times) // 2]:.1f} s after the mistake, for data after the passes that show it.",
+        f"{full} of {len(rows)} jobs with such a mistake named in full (cause, ranks, line or parameter), {len(alarms)} of",
+        f"{len(quiet)} jobs that are well given an alarm. Median {times[len(times) // 2]:.1f} s after the mistake; for data, after the",
+        "passes that show it.",
         "",
-        f"Measured {date.today()} at revision {revision} by `python bench/diagnosis/silence.py` on {os.cpu_count()} shared cores, Python"
-        f" {platform.python_version()}, torch {torch.__version__}, gloo. Seconds: from the script's mark to the verdict, polled every 50 ms.",
+        f"Measured {date.today()} at revision {revision} by `python bench/diagnosis/silence.py` on {os.cpu_count()} shared cores,",
+        f"Python {platform.python_version()}, torch {torch.__version__}, gloo. Seconds: from the script's mark to the verdict.",
         "",
         "| kind | job | named | who and where | seconds | first line |",
         "|---|---|---|---|---|---|",

@@ -16,7 +16,7 @@ _writer = process.WRITER
 MAX_NUMEL = 1 << 16
 _bad_at = -1  # the step (0 = the first) in whose backward this rank's own gradient was first not finite
 _watched: Any = None
-_names: list[str] = []
+_handle: Any = None
 is_on = True
 
 
@@ -31,15 +31,28 @@ def watch(ddp: Any) -> None:
             return  # on a GPU a look would wait for it
         _watched = min(candidates, key=lambda p: p.numel()), ddp
         look.__torch_unserializable__ = True  # type: ignore[attr-defined]  # else saving the tensor warns of a hook
-        _watched[0].register_hook(look)
+        prepare()
     except Exception:  # noqa: BLE001 - parameters of a kind that is not known here
         _watched = ()
+
+
+def prepare() -> None:
+    """Before each forward whose gradients are to come: the hook is there in the steps that are looked at only (a call of it costs 5 us)."""
+    global _handle
+    is_wanted = is_on and bool(_watched) and not (states.is_quick and _writer.step & 7)
+    if is_wanted is (_handle is not None):
+        return
+    if not is_wanted:
+        _handle.remove()
+        _handle = None
+    elif _watched[0].requires_grad:
+        _handle = _watched[0].register_hook(look)
 
 
 def look(gradient: Any) -> None:
     """The hook: this rank's own gradient of the watched parameter."""
     global _bad_at
-    if _bad_at >= 0 or not is_on or (states.is_quick and _writer.step & 7):
+    if _bad_at >= 0 or not is_on:
         return
     try:
         value = gradient.sum().item()
@@ -82,8 +95,8 @@ def _is_finite(gradient: Any) -> bool:
 
 
 def _after_fork() -> None:
-    global _bad_at, _watched, is_on
-    _bad_at, _watched, is_on = -1, None, True
+    global _bad_at, _watched, _handle, is_on
+    _bad_at, _watched, _handle, is_on = -1, None, None, True
 
 
 process.AFTER_FORK.append(_after_fork)

@@ -29,7 +29,14 @@ def remember(ddp: Any, inputs: tuple[Any, ...], result: Any) -> None:
     try:
         _last = _ref(ddp), _ref(inputs[0]), _ref(result)
     except (IndexError, TypeError):  # no tensors: a dict, named inputs, several outputs
-        _last = _ref(ddp), _tensor_in(inputs), _tensor_in(result)
+        _last = _ref(ddp), _found_in(inputs), _found_in(result)
+
+
+def _found_in(values: Any) -> Any:
+    try:
+        return _tensor_in(values)
+    except Exception:  # noqa: BLE001 - the user's own containers
+        return None
 
 
 def _tensor_in(values: Any) -> Any:

@@ -184,6 +184,7 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             words[at.W_MICRO_STEP] += 1
             states.is_synchronised = self.require_backward_grad_sync
             replica = known.get(id(self)) or _used_first(self)
+            gradients.prepare()
             if self.require_backward_grad_sync:
                 states.syncs += 1
                 replica.syncs += 1

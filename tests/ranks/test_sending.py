@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,84 @@ def test_training_when_sent_in_any_form_then_near_the_exact_one_and_resumes_to_t
     world_size: int, tmp_path: Path
 ) -> None:
     run_ranks(world_size, train_in_all_ways, str(tmp_path))
+
+
+class Branches(nn.Module):
+    """Two heads, of which a forward uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(16, 96), nn.Linear(96, 48), nn.Linear(96, 48)
+
+    def forward(self, x: torch.Tensor, use_b: bool) -> torch.Tensor:
+        hidden = self.body(x).relu()
+        return self.b(hidden) if use_b else self.a(hidden)
+
+
+def train_branches(folder: str, name: str, find_unused: bool) -> list[torch.Tensor]:
+    """Ranks use different heads, rank 1 gives no loss in one update, and losses are sums with weights."""
+    with allranks.start(folder) as run:
+        torch.manual_seed(0)
+        model = run.model(
+            Branches(),
+            compress=name,
+            shared_memory=False,
+            find_unused_parameters=find_unused,
+            bucket_cap_mb=0.001,
+        )
+        run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), clip_norm=1.0)
+        generator = torch.Generator().manual_seed(run.rank)
+        for step in range(6):
+            x = torch.randn(3 + run.rank, 16, generator=generator)
+            if step == 3 and run.rank == 1:
+                run.step(None, weight=0)
+            else:
+                run.step(model(x, (run.rank + step) % 2 == 1).square().mean(1).sum(), weight=len(x))
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def train_branches_in_all_ways(folder: str) -> None:
+    warnings.simplefilter("ignore")  # of parameters without a gradient, which the test means
+    for find_unused in (False, True):
+        exact = train_branches(f"{folder}/{find_unused}", "none", find_unused)
+        for name in METHODS[1:]:
+            weights = train_branches(f"{folder}/{find_unused}-{name}", name, find_unused)
+            same_everywhere(weights)
+            for w, e in zip(weights, exact, strict=True):
+                assert (w - e).abs().max() <= NEAR[name], (name, find_unused, (w - e).abs().max())
+
+
+def test_training_when_parameters_losses_and_shares_are_uneven_then_near_the_exact_one(
+    tmp_path: Path,
+) -> None:
+    run_ranks(2, train_branches_in_all_ways, str(tmp_path))
+
+
+def train_with_auto(folder: str, places: str) -> str:
+    on_hosts(places)
+    with allranks.start(folder, global_batch_size=4) as run:
+        torch.manual_seed(1)
+        shared: Any = "auto" if len(set(places)) < len(places) else False
+        model = run.model(Net(), compress="auto", accuracy="any", shared_memory=shared)
+        run.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+        loader = run.loader(data(), shuffle=True)
+        for _ in run.epochs(8):
+            for x, y in loader:
+                run.step(((model(x) - y) ** 2).mean())
+        same_everywhere([p.detach() for p in model.parameters()])
+        assert model.exchange is not None and model.exchange.chooser is not None
+        return model.exchange.chooser.chosen
+
+
+@pytest.mark.parametrize("places", ["ab", "aab"])
+def test_training_when_auto_chooses_then_all_ranks_alike_and_it_is_written_down(
+    places: str, tmp_path: Path
+) -> None:
+    chosen = run_ranks(len(places), train_with_auto, str(tmp_path), places)
+    assert len(set(chosen)) == 1 and chosen[0] in METHODS
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["event"] == "compress"]
+    assert told and told[-1]["method"] == chosen[0] and told[0]["bytes_per_s"] > 0 and told[0]["delay_s"] > 0
 
 
 # -- several ranks on each of several hosts ---------------------------------------------------------------------------------------

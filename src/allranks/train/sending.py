@@ -46,9 +46,10 @@ def announce(
 
 
 def _tell_choice(run: RunState, model: Model, choice: Choice, event: Callable[..., None]) -> None:
-    if run.is_rank_zero:
-        changes = WHAT_CHANGES.get(choice.method, "nothing is lost")
-        logger.info("%s: compress='auto' takes %s (%s)", model.name, choice.text(), changes)
+    if not run.is_rank_zero:
+        return  # and a rank that leaves the network to another has not seen the link
+    changes = WHAT_CHANGES.get(choice.method, "nothing is lost")
+    logger.info("%s: compress='auto' takes %s (%s)", model.name, choice.text(), changes)
     link = choice.link
     event(
         "compress",

@@ -11,6 +11,7 @@ from torch import nn
 
 from allranks.core.errors import UsageError
 from allranks.core.overrides import overridden
+from allranks.train.chosen import Explaining, tell_options
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
 from allranks.train.feeding import Feeding
@@ -24,7 +25,7 @@ from allranks.wrap import Ema, Model, plain
 from allranks.wrap.settings import CompressSettings, LocalSettings
 
 
-class Run(Saving, Feeding, Evaluating, Deciding):
+class Run(Saving, Feeding, Evaluating, Deciding, Explaining):
     """One training on all its ranks; made by allranks.start().
 
     The methods say which of them are collective. Attributes: `place`, `device`, `run_dir` (None without one), `epoch`, `updates`
@@ -118,6 +119,7 @@ class Run(Saving, Feeding, Evaluating, Deciding):
             compress=sending_by,
             local=local,
         )
+        made.on_options = lambda choices: tell_options(self, made, choices, self._event)
         self.models[name] = made
         announce(self, made, sending_by, local, self._event)
         return made

@@ -329,6 +329,7 @@ class Stepper:
                 model.buffers_sync.find_changing()
             if model.local_steps is None or model.local_steps.after_update():
                 model.buffers_sync.after_update()
+            model.after_update(self._some_unused.get(model.name, False))
         kernels.forget_gradients(slot.optimizer)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -10,13 +10,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from allranks.comm.values import from_rank_zero
 from allranks.wrap.agreement import require_same_model
 from allranks.wrap.batchnorm import convert_batchnorm
 from allranks.wrap.buffers import BufferSync
 from allranks.wrap.exchange import Exchange, connect
 from allranks.wrap.local import LocalSteps
+from allranks.wrap.options import LOOK_AT, Choice, Given, Seen, choose
 from allranks.wrap.precision import Precision
-from allranks.wrap.reducer import replicate, unreduced
+from allranks.wrap.reducer import logged, replicate, unreduced
 from allranks.wrap.settings import CompressSettings, LocalSettings
 
 _is_trainable = attrgetter("requires_grad")  # with all() and any(): no Python code for each parameter
@@ -80,6 +82,9 @@ class Model(nn.Module):
         self.exchange: Exchange | None = None  # None: DDP's own, or memory alone
         self.local_steps: LocalSteps | None = None  # where ranks train apart between two synchronisations
         self.on_choice: Any = None  # told what compress="auto" has chosen
+        self.choices: list[Choice] = []  # DDP's options, once the first updates were looked at
+        self.on_options: Callable[[list[Choice]], None] | None = None  # told them
+        self._num_updates = 0
         object.__setattr__(self, "_replica", None)  # not a submodule: its names would come twice
         self._wrap()
 
@@ -130,6 +135,32 @@ class Model(nn.Module):
             self.local_steps = LocalSteps(named, self._local, mean)
             if apart is not None:
                 self.local_steps.load_state_dict(apart.state_dict(), None)
+
+    def after_update(self, some_unused: bool) -> None:
+        """Once, after the first updates: choose DDP's options by what was seen. **Collective** then."""
+        self._num_updates += 1
+        replica = self.replica
+        if self._num_updates != LOOK_AT or replica is None:
+            return
+        _, _, find_unused, static_graph, bucket_cap_mb = self._settings
+        seen = Seen(
+            self._world_size, self._through, logged(replica), some_unused, tuple(self.buffers_sync.changing)
+        )
+        mine = choose(Given(bucket_cap_mb, find_unused, static_graph), seen)
+        self.choices = from_rank_zero(mine)  # each rank has timed its own backwards
+        changed = {c.option: c.value for c in self.choices if c.is_changed}
+        if "bucket_cap_mb" in changed:
+            self._settings = (*self._settings[:4], changed["bucket_cap_mb"])
+            self._wrap()
+        if self.on_options is not None:
+            self.on_options(self.choices)
+
+    @property
+    def _through(self) -> str:
+        """How gradients get from rank to rank."""
+        if self.exchange is not None or self.local_steps is not None:
+            return self._compress.method if self._local.every == 1 else "sync_every"
+        return "memory" if "average_through" in str(logged(self._replica).get("comm_hook", "")) else "group"  # pyright: ignore[reportArgumentType]
 
     @property
     def is_apart(self) -> bool:

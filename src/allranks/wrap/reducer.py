@@ -90,3 +90,12 @@ def hook_into(replica: DistributedDataParallel, take: Callable[[Any], Any]) -> N
 def gives_sparse_gradients(module: nn.Module) -> bool:
     """Whether DDP will get sparse gradients; it looks for the same layers."""
     return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in module.modules())
+
+
+def logged(replica: DistributedDataParallel) -> dict[str, Any]:
+    """What DDP knows of its buckets and of the time of its backwards, in ns; empty where this torch does not tell."""
+    tell = getattr(replica, "_get_ddp_logging_data", None)
+    try:
+        return dict(tell()) if tell is not None else {}
+    except (RuntimeError, TypeError, ValueError):
+        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,12 @@ SUPPORT = Path(__file__).parents[1] / "support"
 JOB = SUPPORT / "resume_job.py"
 LAUNCHER = f"{command_path('allranks')} run --run-dir run"
 ENDLESS = 1_200_000
+ASKS_FOR_THE_END = """
+import os, time
+from allranks.run.options import parse
+from allranks.run.preempt import scheduled_stop
+print("stops after", scheduled_stop(parse(["--stop-before", "30s", "train.py"], {}), os.environ, print) - time.time(), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +84,7 @@ def test_job_when_slurm_warns_it_then_it_saves_is_queued_again_and_goes_on(
     # Of the minute, so that the warning comes as soon as the ranks have been started: --signal is up to 60 s early.
     submit(
         "#!/bin/bash\n#SBATCH --ntasks=1 --cpus-per-task=2 --time=2 --signal=B:USR1@60 --requeue --open-mode=append --output=out.txt\n"
-        "echo restart ${SLURM_RESTART_COUNT:-0} end $SLURM_JOB_END_TIME\n"
+        f"'{sys.executable}' -c '{ASKS_FOR_THE_END}'\n"
         "export OMP_NUM_THREADS=1\n"
         f'updates={ENDLESS}; if [ -n "$SLURM_RESTART_COUNT" ]; then updates=$(cat updates); fi\n'
         f"exec {LAUNCHER} --nproc 2 --requeue {JOB} . $updates 100000\n"
@@ -89,6 +96,8 @@ def test_job_when_slurm_warns_it_then_it_saves_is_queued_again_and_goes_on(
     wait_until(lambda: len(events(tmp_path, "start")) == 2, "the second start", tmp_path)
     wait_until(lambda: (tmp_path / "rank1.json").exists(), "the end", tmp_path)
     said = (tmp_path / "out.txt").read_text()
+    stops_after = float(said.split("stops after ")[1].split()[0])
+    assert 60 < stops_after < 91, "of two minutes, 30 s before the end"
     assert "stopped after update" in said and "Slurm was asked to queue job" in said, said
     assert [row["step"] for row in events(tmp_path, "resume")] == [saved], said
     assert "SIGUSR1" in str(events(tmp_path, "stop")[0]["reason"])

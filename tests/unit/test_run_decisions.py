@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from signal import SIGINT, SIGTERM, SIGUSR1
 from unittest import mock
@@ -17,6 +18,7 @@ from allranks.run.endings import story_of_lost
 from allranks.run.environment import Place, command_of, of_rank
 from allranks.run.local import shown_as
 from allranks.run.options import Options, parse
+from allranks.run.preempt import scheduled_stop
 from allranks.run.restarts import Failure, decide, failure_of
 from allranks.run.roster import Hello
 from allranks.run.signals import Requests
@@ -111,6 +113,36 @@ def test_decide_when_the_same_exception_comes_back_then_it_stops_and_says_so() -
     assert decide(same, 5).code == "AR044"
     assert decide([same[0], Failure(True, "E at a:1", 9)], 5).restart  # the training got further
     assert decide([same[0], Failure(False), same[1]], 5).restart  # not in a row
+
+
+NOON = datetime.fromisoformat("2026-11-29T12:00:00")  # local, as squeue prints it
+
+
+@pytest.mark.parametrize(
+    ("env", "squeue", "found"),
+    [
+        ({"SLURM_JOB_END_TIME": "5000"}, "exit 1", 4400.0),
+        (
+            {"SLURM_JOB_ID": "7"},
+            f"echo {NOON.isoformat()}",
+            NOON.timestamp() - 600,
+        ),  # Slurm 22.05 does not tell the job
+        ({"SLURM_JOB_ID": "7"}, "echo NONE", None),
+        ({"SLURM_JOB_ID": "7"}, "exit 1", None),
+        ({}, f"echo {NOON.isoformat()}", None),
+    ],
+)
+def test_stop_before_then_so_long_before_the_end_or_it_is_said_that_none_is_known(
+    tmp_path: Path, env: dict[str, str], squeue: str, found: float | None
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    env = {**env, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said: list[str] = []
+    options = parse(["--stop-before", "10m", "train.py"], {})
+    assert scheduled_stop(options, env, said.append) == found
+    assert bool(said) == (found is None)
+    assert scheduled_stop(parse(["train.py"], {}), env, said.append) is None and len(said) == (found is None)
 
 
 RAISED = (

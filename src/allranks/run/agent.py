@@ -85,7 +85,7 @@ class Agent:
         self._port = WatchPort(hub)
         self._reported_stop = True
         self._end: Message | None = None
-        self._stop_at = preempt.scheduled_stop(options, env)
+        self._stop_at = preempt.scheduled_stop(options, env, console.say)
 
     def run(self) -> int:
         """Until the job has ended here; gives back the launcher's exit code."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from allranks.run.options import Options
@@ -25,7 +27,33 @@ def ask_to_stop(node_dir: Path, why: str) -> None:
         making.replace(path)  # whole, or not there
 
 
-def scheduled_stop(options: Options, env: Mapping[str, str]) -> float | None:
-    """Unix time at which --stop-before strikes; None without it or without a known end."""
+def scheduled_stop(options: Options, env: Mapping[str, str], say: Callable[[str], None]) -> float | None:
+    """Unix time at which --stop-before strikes; None without it or without a known end, which is said."""
+    if options.stop_before_s is None:
+        return None
     end = env.get("SLURM_JOB_END_TIME", "")
-    return float(end) - options.stop_before_s if options.stop_before_s is not None and end.isdigit() else None
+    ends_at = float(end) if end.isdigit() else _end_by_squeue(env)
+    if ends_at is None:
+        say(
+            "allranks: --stop-before has no effect: the end of this job is not known (no Slurm, or no time limit)"
+        )
+        return None
+    return ends_at - options.stop_before_s
+
+
+def _end_by_squeue(env: Mapping[str, str]) -> float | None:
+    """The end that Slurm has for this job: before version 23.02 it does not tell the job."""
+    if not (job := env.get("SLURM_JOB_ID")):
+        return None
+    try:
+        said = subprocess.run(
+            ["squeue", "--noheader", "--jobs", job, "--format", "%e"],
+            env={**env, "SLURM_TIME_FORMAT": "standard"},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return datetime.fromisoformat(said.stdout.strip()).timestamp()
+    except (OSError, subprocess.SubprocessError, ValueError):  # no squeue, or "NONE" where there is no limit
+        return None

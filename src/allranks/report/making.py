@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from allranks.core.errors import UsageError
-from allranks.perf.breakdown import Breakdown, RankParts, Waits, breakdown, over_time
+from allranks.perf.breakdown import Breakdown, RankParts, breakdown, over_time
 from allranks.perf.causes import Cause, find_causes
 from allranks.perf.history import NoHistory, read_history
 from allranks.perf.straggler import Straggler, find_straggler
@@ -20,17 +21,20 @@ PIECES = 60
 """Columns of the heat map."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
     """Where the time of one attempt went."""
 
     history: History
     parts: Breakdown
-    pieces: dict[int, list[RankParts]]
-    waits: Waits
     straggler: Straggler | None = None
     causes: tuple[Cause, ...] = ()
     """What makes it slow, the dearest first."""
+
+    @cached_property
+    def pieces(self) -> dict[int, list[RankParts]]:
+        """The parts over time; not asked for by the text, and of a long run half of the work."""
+        return over_time(self.history, PIECES)
 
     @property
     def began(self) -> float:
@@ -83,10 +87,9 @@ def _times(path: Path, attempt: int | None) -> tuple[Times | None, str]:
         return None, str(error)
     if not any(rank.samples for rank in history.ranks):
         return None, "the timeline has no sample: the run ended before its first"
-    pieces = over_time(history, PIECES)
     parts = breakdown(history)
     straggler, causes = find_straggler(history, parts), tuple(find_causes(history, parts))
-    return Times(history, parts, pieces, Waits(history), straggler, causes), ""
+    return Times(history, parts, straggler, causes), ""
 
 
 def _missing(facts: Facts, times: Times | None, why: str) -> list[str]:

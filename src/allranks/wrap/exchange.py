@@ -110,7 +110,8 @@ class Exchange:
             return hooks.get(self.name, default_hooks.allreduce_hook)(self.group, bucket)
         if self.hosts is not None:
             self.issued[0] += 1
-        future: Future[torch.Tensor] = Future()
+        devices: Any = [self.device] if self.device.type == "cuda" else None
+        future: Future[torch.Tensor] = Future(devices=devices)
         self._waiting.append((future, bucket))
         if bucket.is_last():
             waiting, self._waiting = self._waiting, []

@@ -30,6 +30,7 @@ def switches() -> list[tuple[object, str, Callable, Callable]]:
     places = [
         (torch.autograd, "backward"),
         (DistributedDataParallel, "forward"),
+        (DistributedDataParallel, "_sync_buffers"),
         (loading._BaseDataLoaderIter, "__next__"),
         (loading.DataLoader, "__iter__"),
     ]

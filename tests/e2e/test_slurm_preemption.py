@@ -86,7 +86,11 @@ def test_job_when_slurm_warns_it_then_it_saves_is_queued_again_and_goes_on(
         "#!/bin/bash\n#SBATCH --ntasks=1 --cpus-per-task=2 --time=2 --signal=B:USR1@60 --requeue --open-mode=append --output=out.txt\n"
         f"'{sys.executable}' -c '{ASKS_FOR_THE_END}'\n"
         "export OMP_NUM_THREADS=1\n"
-        f'updates={ENDLESS}; if [ -n "$SLURM_RESTART_COUNT" ]; then updates=$(cat updates); fi\n'
+        f"updates={ENDLESS}\n"
+        'if [ -n "$SLURM_RESTART_COUNT" ]; then\n'
+        "    scontrol update JobId=$SLURM_JOB_ID TimeLimit=60\n"  # no warning this time
+        "    updates=$(cat updates)\n"
+        "fi\n"
         f"exec {LAUNCHER} --nproc 2 --requeue {JOB} . $updates 100000\n"
     )
     wait_until(lambda: events(tmp_path, "checkpoint"), "a checkpoint", tmp_path)

@@ -191,6 +191,8 @@ class Agent:
             return
         self._next_check = now + 0.25
         self.guard.check()
+        if self.local is not None:
+            self.local.send_waiting()
         known = {r.pid for r in self.local.ranks} if self.local else set()
         processes.reap_adopted(known | ({self.guard.process.pid} if self.guard.process else set()))
         if nobody_reads() or self.console.reader_is_gone:

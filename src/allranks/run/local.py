@@ -17,6 +17,7 @@ from allranks.run.environment import Place, command_of, of_rank
 from allranks.run.options import Options
 from allranks.run.output import Console, Output, close_ends
 from allranks.run.processes import Guard, Rank, StopSequence
+from allranks.run.signals import WARNINGS
 
 
 def shown_as(rank: int, local_rank: int, options: Options) -> str:
@@ -68,6 +69,7 @@ class LocalRanks:
         self.stopping: StopSequence | None = None
         self.started_at = time.monotonic()
         self._env, self._num_cores = env, num_cores
+        self._waiting: list[tuple[Rank, int]] = []
         folder = Path(options.log_dir) / place.run_dir.name if options.log_dir else place.run_dir / "ranks"
         self.output = Output(console, folder)
 
@@ -99,9 +101,28 @@ class LocalRanks:
         return ended
 
     def forward(self, number: int) -> None:
-        """Send a signal to the ranks themselves: their loader workers must not be killed before they can save."""
+        """Send a signal to the ranks themselves: their loader workers must not be killed before they can save.
+
+        A warning waits until a rank can take it: one that is still starting would die of it.
+        """
         for rank in self.ranks:
             if rank.code is None:
+                self._waiting.append((rank, number))
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """Send the signals for which ranks have a handler now."""
+        waiting, self._waiting = self._waiting, []
+        for rank, number in waiting:
+            if rank.code is not None:
+                continue
+            if (
+                number in WARNINGS
+                and not self.options.no_python
+                and not processes.is_caught(rank.pid, number)
+            ):
+                self._waiting.append((rank, number))
+            else:
                 processes.send(rank.pid, number, group=self.options.no_python)
 
     def stop(self, grace_s: float) -> None:

@@ -19,6 +19,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 """A user or a scheduler that sends one of these wants the job to end."""
 PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send before the end of a job: ranks are asked to save and leave."""
+WARNINGS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Say something to a program that listens, and kill one that does not."""
 SAME_REQUEST_S = 2.0
 """One of these that comes again within this time is the same request; later, it is a second one. As in the ranks (train/signals.py)."""
 

@@ -198,6 +198,19 @@ def test_drift_when_ranks_differ_by_design_then_silent(own: tuple[tuple[int, int
     assert Trigger().look(rows, 0.0) is None
 
 
+def test_drift_when_only_the_last_check_differs_then_told_at_the_end_unless_changed_by_hand() -> None:
+    def ended(*checks: tuple[int, int, int]) -> Record:
+        return replace(replica(*checks), exit_kind="ended")
+
+    other = (*SOUND[:3], (4, 9, 40))
+    assert said(ended(*SOUND), ended(*other)).code == "AR731"
+    assert decide(evidence(replica(*SOUND), replica(*other))) is None  # it may be given its parameters yet
+    assert decide(evidence(ended(*SOUND), ended(*SOUND[:3], (4, 9, 41)))) is None  # loaded its best weights
+    rows = {n: Row(n, checks=((10, 20, 1), (20, 40, 5 + n))) for n in range(2)}
+    assert Trigger().last(rows) == "numbers"
+    assert Trigger().last({0: rows[0], 1: rows[0]}) == "notes"
+
+
 def test_trigger_when_replicas_differ_twice_then_all_are_looked_at_once() -> None:
     rows = {n: Row(n, "R", checks=((10, 20, 1), (20, 40, 5 + n), (30, 60, 8 + n))) for n in range(2)}
     trigger = Trigger()

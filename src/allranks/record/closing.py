@@ -8,9 +8,14 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 
-from allranks.record import averaging, passes, process, watched
+from allranks.record import averaging, fingerprints, passes, process, watched
 
-LOOKS: list[Callable[[], None]] = [passes.at_end, watched.at_end, lambda: averaging.look(is_end=True)]
+LOOKS: list[Callable[[], None]] = [
+    fingerprints.last,
+    passes.at_end,
+    watched.at_end,
+    lambda: averaging.look(is_end=True),
+]
 _is_registered = False
 
 

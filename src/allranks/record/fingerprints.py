@@ -17,6 +17,7 @@ import mmap
 import os
 import struct
 import sys
+import weakref
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ _names: list[str] = []
 _slot = 0
 _file: memoryview | None = None
 _strangers = 0
+_optimizer: Any = None  # weakly: the one after whose step replicas were compared last
 
 
 def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_steps: int = 0) -> None:
@@ -56,7 +58,7 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
         optimizer: Who has stepped; one that holds no parameter of a replica is passed over.
         num_steps: Steps of all optimizers that have ended.
     """
-    global next_step, _last, _cost_ns, _strangers
+    global next_step, _last, _cost_ns, _strangers, _optimizer
     if not states.is_synchronised or is_in_backward:
         next_step, states.is_synchronised = states.NEVER, True
     if next_step == states.NEVER:
@@ -71,6 +73,7 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
         seq = compat.sequence_number(states.world) if states.world is not None else -1
         found = _sums() if seq >= 0 else None
         if found:
+            _optimizer = None if optimizer is None else weakref.ref(optimizer)
             _write(step, seq | num_steps << 32, found if optimizer is None else [_rate(optimizer), *found])
             watched.look(step, seq, states.known_replicas())
     except Exception:  # noqa: BLE001 - parameters of a kind that is not known here: the job must not notice
@@ -104,6 +107,21 @@ def _sums() -> list[tuple[str, int, int]]:
             bits = parameter.view(kinds[parameter.element_size()])
             rows.append((name, bits.sum().item(), parameter._version))
     return rows
+
+
+def last() -> None:
+    """The script has trained: compare once more, whatever the period says. Never raises."""
+    global next_step
+    optimizer = _optimizer() if _optimizer is not None else None
+    if (
+        optimizer is None
+        or next_step == states.NEVER
+        or states.syncs <= _last[0]
+        or not states.is_synchronised
+    ):
+        return
+    next_step = states.syncs
+    take(states.syncs, optimizer=optimizer, num_steps=_writer.step)
 
 
 def _is_ours(optimizer: Any) -> bool:
@@ -170,7 +188,8 @@ def _forget_checks() -> None:
 
 
 def _after_fork() -> None:
-    global next_step, _last, _cost_ns, _names, _file, _strangers
+    global next_step, _last, _cost_ns, _names, _file, _strangers, _optimizer
+    _optimizer = None
     next_step, _last, _cost_ns, _names, _file, _strangers = 1, (0, 0), 0, [], None, 0
 
 

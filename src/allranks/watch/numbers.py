@@ -43,7 +43,8 @@ class Numbers:
         if any(r.not_finite_step for r in rows.values()):
             is_new, self._has_told_loss = not self._has_told_loss, True
             return is_new
-        has = not self._has_told_drift and has_drifted({n: r.checks for n, r in rows.items()})
+        checks = {n: r.checks for n, r in rows.items()}
+        has = not self._has_told_drift and (has_drifted(checks) or differs_at_last(checks))
         self._has_told_drift |= has
         return has
 
@@ -74,3 +75,8 @@ def has_drifted(checks: Checks) -> bool:
     """Whether the last two checks that ranks have in common both differ."""
     last = [len(set(by_rank.values())) > 1 for _, by_rank in compared(checks)[-2:]]
     return len(last) == 2 and all(last)
+
+
+def differs_at_last(checks: Checks) -> bool:
+    """Whether the very last check that ranks have in common differs."""
+    return any(len(set(by_rank.values())) > 1 for _, by_rank in compared(checks)[-1:])

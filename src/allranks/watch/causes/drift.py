@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from allranks.watch.case import Case
 from allranks.watch.evidence import Rank
-from allranks.watch.numbers import compared, has_drifted
+from allranks.watch.numbers import compared, differs_at_last, has_drifted
 from allranks.watch.observed import Check
 from allranks.watch.verdict import Verdict, many, ranks_text
 
@@ -54,11 +54,25 @@ def drift_of(case: Case) -> Drift | None:
     checks = {
         n: tuple((c.step, c.seq, c.hash) for c in r.record.checks) for n, r in ranks.items() if r.record
     }
-    if not has_drifted(checks):
+    if not has_drifted(checks) and not (_are_done(ranks) and differs_at_last(checks)):
         return None
     found = _first(compared(checks))
     ours = {n: check for n in found.hashes if (check := _check(ranks[n], found.key)) is not None}
-    return Drift(found, ranks, ours, _names(ranks, ours))
+    drift = Drift(found, ranks, ours, _names(ranks, ours))
+    return drift if has_drifted(checks) or _is_of_training(drift) else None
+
+
+def _are_done(ranks: dict[int, Rank]) -> bool:
+    return all(r.record and (r.record.exit_kind or r.record.is_destroyed) for r in ranks.values())
+
+
+def _is_of_training(drift: Drift) -> bool:
+    """Whether a difference seen once, at the end, arose in training: parameters changed equally often since the check before.
+
+    Rank 0 that is given its best weights when all is done changes them more often, and harms nobody.
+    """
+    changes = _changes(drift.ranks, drift.checks, drift.names, drift.found)
+    return len(changes) == len(drift.checks) and len(set(changes.values())) == 1
 
 
 def find(case: Case) -> Verdict | None:

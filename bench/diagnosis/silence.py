@@ -1,23 +1,28 @@
 """Which mistakes that nobody notices are named, and how soon? Writes docs/silence.md, the table by kinds.
 
-    python bench/diagnosis/silence.py [NAME ...]
+    python bench/diagnosis/silence.py [NAME ...] [--keep FILE]
 
 Runs the scripts of tests/faults/scripts that are wrong in silence, and all of tests/faults/quiet, under `allranks run` on this
-machine. With names, only these, and nothing is written.
+machine. With names, only these, and nothing is written. --keep FILE (several, if wanted): results are kept there as they come, and not
+measured again.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import ROOT, Row, measure  # the file beside this one
+from running import Fault, Told
 
 PAGE = ROOT / "docs" / "silence.md"
 CASES = Path(__file__).parent / "silence_cases.md"
@@ -88,19 +93,26 @@ def _line(kind: str, row: Row) -> str:
 
 
 def main() -> None:
-    wanted = sys.argv[1:]
+    given = argparse.ArgumentParser()
+    given.add_argument("names", nargs="*")
+    given.add_argument("--keep", action="append", type=Path, default=[])
+    options = given.parse_args()
+    kept: dict[str, dict] = {}
+    for file in options.keep:
+        kept |= json.loads(file.read_text()) if file.exists() else {}
     scripts, well = ROOT / "tests" / "faults" / "scripts", ROOT / "tests" / "faults" / "quiet"
-    rows: dict[str, Row] = {}
-    for name in [n for names in KINDS.values() for n in names if not wanted or n in wanted]:
-        rows[name] = measure(scripts / f"{name}.py")
-        print(name, rows[name].told.head[:110], rows[name].told.problems, flush=True)
-    quiet: dict[str, str] = {}
-    for path in sorted(well.glob("*.py")):
-        if not wanted or path.stem in wanted:
-            quiet[path.stem] = measure(path, until_end=True).told.head
-            print(path.stem, quiet[path.stem] or "silent", flush=True)
-    if not wanted:
-        PAGE.write_text(table(rows, quiet))
+    faults = [scripts / f"{name}.py" for names in KINDS.values() for name in names]
+    for path in [*faults, *sorted(well.glob("*.py"))]:
+        if path.stem in kept or (options.names and path.stem not in options.names):
+            continue
+        told = measure(path, until_end=path.parent == well).told
+        kept[path.stem] = {**asdict(told), "text": ""}
+        print(path.stem, told.head[:110] or "silent", told.problems, flush=True)
+        if options.keep:
+            options.keep[0].write_text(json.dumps(kept))
+    if not options.names:
+        rows = {p.stem: Row(Fault.read(p), Told(**kept[p.stem])) for p in faults}
+        PAGE.write_text(table(rows, {p.stem: kept[p.stem]["head"] for p in sorted(well.glob("*.py"))}))
 
 
 if __name__ == "__main__":

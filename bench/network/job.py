@@ -36,7 +36,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "int8": {"compress": "int8"},
     "powersgd": {"compress": "powersgd"},
     "sync_every=16": {"sync_every": 16},
-    "sync_every=16, nesterov": {"sync_every": 16, "outer_optimizer": "nesterov"},
+    "sync_every=16, nesterov": {
+        "sync_every": 16,
+        "outer_optimizer": "nesterov",
+        "outer_lr": 0.5,
+        "outer_momentum": 0.5,
+    },
     "sync_every=32": {"sync_every": 32},
     "auto": {"compress": "auto"},
     "auto, any": {"compress": "auto", "accuracy": "any"},

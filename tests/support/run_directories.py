@@ -10,7 +10,7 @@ from typing import Any
 
 from allranks.record.rundir import RunDir, create
 from allranks.watch.verdict import Verdict
-from support.histories import Doing, write_history
+from support.histories import EXCHANGE_MS, Doing, write_history
 
 BEGAN = 1_800_000_000.0
 """As the heads of support.histories have it."""
@@ -34,6 +34,7 @@ def make_run(
     steps: int = 120,
     nodes: int = 1,
     clock_ahead_s: float = 0.0,
+    exchange_ms: float = EXCHANGE_MS,
     has_timeline: bool = True,
     about: Mapping[str, Any] | None = None,
     metrics: Sequence[Mapping[str, Any]] = (),
@@ -73,7 +74,14 @@ def make_run(
     run.describe(**{name: value for name, value in fields.items() if value is not None})
     add_event(run, 0.0, "start", restart=0, world_size=len(ranks), nodes=hosts)
     if has_timeline:
-        write_history(run.path, list(ranks), steps=steps, nodes=nodes, clock_ahead_s=clock_ahead_s)
+        write_history(
+            run.path,
+            list(ranks),
+            steps=steps,
+            nodes=nodes,
+            clock_ahead_s=clock_ahead_s,
+            exchange_ms=exchange_ms,
+        )
     if metrics:
         run.metrics.write_text("".join(json.dumps(row) + "\n" for row in metrics))
     for number, verdict in enumerate(verdicts, 1):

@@ -61,3 +61,9 @@ def test_trace_when_there_are_no_times_then_holds_what_there_is(tmp_path: Path) 
     trace = as_trace(make(make_run(tmp_path, has_timeline=False, verdicts=[NAN_VERDICT]), BEGAN))
     (event,) = check(trace)
     assert event["ph"] == "i" and any("no times of steps" in text for text in trace["otherData"]["missing"])
+
+
+def test_trace_when_a_rank_needs_no_time_to_exchange_then_an_arrow_still_ends_on_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [Doing(), Doing(data=14.0)], steps=40, exchange_ms=0.0)
+    events = check(as_trace(make(run, BEGAN)))
+    assert any(event["ph"] == "f" for event in events)

@@ -35,8 +35,13 @@ class RankMoments:
     rank: int
     segments: tuple[Segment, ...]
     calls: tuple[CallTimes, ...]
-    ready: float | None
-    """When its last gradient was there."""
+    exchange: tuple[float, float] | None
+    """From when its last gradient was there to the end of its backward."""
+
+    @property
+    def ready(self) -> float | None:
+        """When its last gradient was there."""
+        return self.exchange[0] if self.exchange is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +127,18 @@ def moments_of(history: History, steps: Iterable[int]) -> list[StepMoments]:
 def _step(
     number: int, times: Mapping[int, StepTimes], calls: Mapping[int, Sequence[CallTimes]]
 ) -> StepMoments:
-    readies = [ready for s in times.values() if (ready := ready_of(s)) is not None]
+    readies = [s.exchange[0] for s in times.values() if s.exchange is not None]
     last_ready = max(readies) if len(readies) == len(times) else None
     entries = [s.buffers[0] for s in times.values() if s.buffers is not None]
     last_entry = max(entries) if len(entries) == len(times) else None
     ranks = tuple(
         RankMoments(
-            rank, tuple(segments(step, last_ready, last_entry)), tuple(calls.get(rank, ())), ready_of(step)
+            rank, tuple(segments(step, last_ready, last_entry)), tuple(calls.get(rank, ())), step.exchange
         )
         for rank, step in times.items()
     )
     begin, end = min(s.start for s in times.values()), max(s.end for s in times.values())
     return StepMoments(number, begin, end, ranks)
-
-
-def ready_of(step: StepTimes) -> float | None:
-    """When its exchange of gradients was all that was left."""
-    return step.exchange[0] if step.exchange is not None else None
 
 
 def segments(step: StepTimes, last_ready: float | None, last_entry: float | None) -> list[Segment]:

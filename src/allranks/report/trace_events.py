@@ -107,18 +107,11 @@ def _step_of_all(step: StepMoments) -> Iterator[Event]:
         for one in rank.segments:
             if one.part != BETWEEN:
                 yield _slice(rank.rank, MAIN, NAMES[one.part], one.part, one.begin, one.end)
-        met = [s for s in rank.segments if s.part in ("waiting", "exchange") and rank.ready is not None]
-        met = [s for s in met if rank.ready is not None and s.begin >= rank.ready - 1e-9]
-        if met:
-            yield _slice(
-                rank.rank,
-                COLLECTIVES,
-                "gradient exchange",
-                "exchange",
-                met[0].begin,
-                met[-1].end,
-                step=step.step,
-            )
+        if rank.exchange is not None:
+            begin, end = rank.exchange
+            # Not of no length: an arrow needs something to end on.
+            end = max(end, begin + 1e-6)
+            yield _slice(rank.rank, COLLECTIVES, "gradient exchange", "exchange", begin, end, step=step.step)
     if step.last is not None:
         came = {r.rank: r.ready for r in step.ranks if r.ready is not None}
         yield from _arrows(f"gradients of step {step.step}", f"g{step.step}", came)

@@ -117,7 +117,7 @@ class Case:
         limit = 0.0
         if doing.is_busy:
             limit = 10.0 if rank.is_moving else 2.0
-        if is_going_on(rank):
+        if is_going_on(rank) or (rank.is_moving and not rank.stacks):
             limit = 30.0
         if rank.host_load > 4.0 and record is not None and record.tick_s > 1.0:
             limit = max(limit, 5.5)  # starved, or in C code that holds the GIL: a longer look tells

@@ -90,7 +90,7 @@ def take(
     stacks = take_stacks(everybody)
     time.sleep(max(0.0, sample_s))
     after = {t.pid: proc.times(t.pid) for t in everybody}
-    busy = [t for t in everybody if t.pid in pages and _share(before[t.pid], after[t.pid])[0] > 0.3]
+    busy = [t for t in everybody if t.pid in pages and proc.shares(before[t.pid], after[t.pid])[0] > 0.3]
     again = _stacks_later(busy)
     newest = pages_at_one_moment(folder, list(pages))
     stacks |= _stacks_again(everybody, newest)
@@ -265,19 +265,6 @@ def _is_record_thread(stack: Stack) -> bool:
     return bool(inner) and all("/allranks/record/" in f.file for f in inner)
 
 
-def _share(before: proc.Times | None, after: proc.Times | None) -> tuple[float, float, float]:
-    """(process, main thread, main thread's wait for a core) as shares of the time between."""
-    if before is None or after is None or after.at_s <= before.at_s:
-        return 0.0, 0.0, 0.0
-    span = after.at_s - before.at_s
-    waited = (after.main_waited_s - before.main_waited_s) / span
-    return (
-        (after.process_s - before.process_s) / span,
-        (after.main_s - before.main_s) / span,
-        min(1.0, max(0.0, waited)),
-    )
-
-
 def _rank(
     rank: Rank,
     newest: page.Record | None,
@@ -286,24 +273,27 @@ def _rank(
     span: tuple[proc.Times | None, proc.Times | None],
     with_models: bool,
 ) -> Rank:
+    letter, waits_in = proc.state(rank.pid), proc.wchan(rank.pid)
     how, found = stacks.get(rank.pid, ("", ()))
+    has_moved = _has_moved(newest) or stacks.get(rank.pid) == ("", ())
+    if has_moved:  # what was seen is of several moments: nothing of it tells what the rank does now
+        found, waits_in = (), ""
     found = tuple(stack_with_code(s) for s in found)
-    share, main_share, waited = _share(*span)
+    share, main_share, waited = proc.shares(*span)
     main = main_stack(found)
     frames = user_frames(main.frames) if main else ()
-    letter = proc.state(rank.pid)
     later = [s for one in again if rank.pid in one and (s := main_stack(one[rank.pid][1])) is not None]
     return replace(
         rank,
         state=letter,
-        wchan=proc.wchan(rank.pid),
+        wchan=waits_in,
         cpu_share=round(share, 3),
         main_cpu_share=round(main_share, 3),
         run_queue_share=round(waited, 3),
         record=record_of(newest, with_model=with_models) if newest else None,
         stacks=found,
         stacks_from=how,
-        is_moving=main is not None and any(s.frames != _plain(main.frames) for s in later),
+        is_moving=has_moved or (main is not None and any(s.frames != _plain(main.frames) for s in later)),
         runs_model=any(runs_model(s) for s in (main, *later) if s is not None),
         open_files=proc.files_for_writing(rank.pid)[:8] if letter == "D" else (),
         tracer=proc.tracer(rank.pid),
@@ -311,6 +301,14 @@ def _rank(
         guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
         loops=tuple(loop for f in frames if (loop := loop_of(f)) is not None),
     )
+
+
+def _has_moved(newest: page.Record | None) -> bool:
+    """Whether the rank has gone on since this record of it was read."""
+    if newest is None:
+        return False
+    now = page_of(Path(newest.path).parent, newest.pid)
+    return now is not None and now.marks != newest.marks
 
 
 def _plain(frames: Sequence[Place]) -> tuple[Place, ...]:
@@ -337,7 +335,7 @@ def _worker(
         known = 0 <= at < len(found.samples) and found.samples[at] >= 0
         item = str(found.samples[at]) if known else f"number {at + 1} of its batch" if at >= 0 else ""
         item_s = max(0.0, (time.monotonic_ns() - found.sample_ns) / 1e9) if found.sample_ns else 0.0
-    share, main_share, _ = _share(*span)
+    share, main_share, _ = proc.shares(*span)
     return Worker(
         pid=target.pid,
         index=found.worker_id if is_loader and found is not None else None,

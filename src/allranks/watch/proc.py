@@ -65,6 +65,19 @@ def times(pid: int) -> Times | None:
     return Times(time.monotonic(), (int(fields[11]) + int(fields[12])) * _TICK_S, main, waited)
 
 
+def shares(before: Times | None, after: Times | None) -> tuple[float, float, float]:
+    """(process, main thread, main thread's wait for a core) as shares of the time between."""
+    if before is None or after is None or after.at_s <= before.at_s:
+        return 0.0, 0.0, 0.0
+    span = after.at_s - before.at_s
+    waited = (after.main_waited_s - before.main_waited_s) / span
+    return (
+        (after.process_s - before.process_s) / span,
+        (after.main_s - before.main_s) / span,
+        min(1.0, max(0.0, waited)),
+    )
+
+
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal: it would die of it otherwise."""
     found = re.search(r"^SigCgt:\s*([0-9a-f]+)", read(f"/proc/{pid}/status"), re.M)

@@ -32,4 +32,4 @@ soak: .venv/installed-test
 	@touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf soak.log .venv runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,6 +24,8 @@ FEW = (
     "guarded_barrier",
     "other_line",
     "drifts",
+    "no_set_epoch",
+    "through_module",
     "uneven",
     "unused_on_one",
 )

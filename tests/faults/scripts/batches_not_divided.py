@@ -1,4 +1,4 @@
-# ranks 2; expect AR741; says ranks 0 and 1 .*all 640 samples .*Buckets; guilty; limit 15
+# ranks 2; expect AR741; says ranks 0 and 1 .*all 640 samples .*Buckets; guilty; limit 40
 """A batch sampler of the user's own gives every batch to every rank."""
 from torch.utils.data import DataLoader
 from job import DDP, mark, network, nn, samples, start, time, torch

@@ -1,4 +1,4 @@
-# ranks 2; expect AR736; says ranks 0 and 1 .*codebook is changed by each rank's own data; limit 20
+# ranks 2; expect AR736; says ranks 0 and 1 .*codebook is changed by each rank's own data; limit 40
 from job import DDP, RANK, loader, mark, network, nn, start, time, torch
 
 class Quantized(nn.Module):

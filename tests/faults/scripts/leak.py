@@ -1,4 +1,4 @@
-# ranks 2; expect AR747; says 64 of 128 samples .*in the training set; guilty; limit 15
+# ranks 2; expect AR747; says 64 of 128 samples .*in the training set; guilty; limit 40
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 from job import DDP, mark, network, nn, samples, start, time, torch

@@ -1,4 +1,4 @@
-# ranks 2; expect AR748; says ranks 0 and 1 .*Folder.files in another order; guilty; limit 15
+# ranks 2; expect AR748; says ranks 0 and 1 .*Folder.files in another order; guilty; limit 40
 import os
 from torch.utils.data import Dataset
 from job import RANK, loader, mark, start, torch, train

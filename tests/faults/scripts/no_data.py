@@ -1,4 +1,4 @@
-# ranks 2; expect AR744; says rank 1 .*no data; guilty; limit 15
+# ranks 2; expect AR744; says rank 1 .*no data; guilty; limit 40
 """One shard for two ranks: rank 1 evaluates nothing."""
 from torch.utils.data import DataLoader, IterableDataset
 from job import RANK, mark, start, time, torch, train

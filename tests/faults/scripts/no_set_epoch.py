@@ -1,4 +1,4 @@
-# ranks 2; expect AR742; says ranks 0 and 1 .*same order .*DistributedSampler; guilty; limit 15
+# ranks 2; expect AR742; says ranks 0 and 1 .*same order .*DistributedSampler; guilty; limit 40
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from job import DDP, mark, network, nn, samples, start, time, torch

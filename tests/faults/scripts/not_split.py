@@ -1,4 +1,4 @@
-# ranks 2; expect AR743; says ranks 0 and 1 .*Numbers comes 4 times.*workers 0, 1; guilty; limit 15
+# ranks 2; expect AR743; says ranks 0 and 1 .*Numbers comes 4 times.*workers 0, 1; guilty; limit 40
 from torch.utils.data import DataLoader, IterableDataset
 from job import DDP, mark, network, nn, start, time, torch
 

@@ -1,4 +1,4 @@
-# ranks 2; expect AR740; says ranks 0 and 1 .*same samples .*% of them; guilty; limit 15
+# ranks 2; expect AR740; says ranks 0 and 1 .*same samples .*% of them; guilty; limit 40
 """Each rank shuffles with a generator of its own and takes every second index."""
 import os
 from torch.utils.data import DataLoader, Sampler

@@ -1,4 +1,4 @@
-# ranks 3; expect AR746; says 12 samples of 10.*ranks 1 and 2; guilty; limit 15
+# ranks 3; expect AR746; says 12 samples of 10.*ranks 1 and 2; guilty; limit 40
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler

@@ -1,4 +1,4 @@
-# ranks 2; expect AR735; says ranks 0 and 1 .*learning rates differ: 0.1 on rank 0, 0.01 on rank 1; guilty; limit 15
+# ranks 2; expect AR735; says ranks 0 and 1 .*learning rates differ: 0.1 on rank 0, 0.01 on rank 1; guilty; limit 40
 from job import DDP, RANK, loader, mark, network, nn, start, time, torch
 
 start()

@@ -1,4 +1,4 @@
-# ranks 2; expect AR745; says ranks 0 and 1 .*Noisy .*same random numbers .*torch; guilty; limit 15
+# ranks 2; expect AR745; says ranks 0 and 1 .*Noisy .*same random numbers .*torch; guilty; limit 40
 from torch.utils.data import Dataset
 from job import loader, mark, start, torch, train
 

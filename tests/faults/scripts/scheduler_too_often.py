@@ -1,4 +1,4 @@
-# ranks 2; expect AR738; says ranks 0 and 1 .*LinearLR is stepped 2 times; guilty; limit 15
+# ranks 2; expect AR738; says ranks 0 and 1 .*LinearLR is stepped 2 times; guilty; limit 40
 from job import DDP, loader, mark, network, nn, start, time, torch
 
 start()

@@ -1,4 +1,4 @@
-# ranks 4; expect AR740; says ranks 0-3 .*same samples .*different seeds; guilty; limit 20
+# ranks 4; expect AR740; says ranks 0-3 .*same samples .*different seeds; guilty; limit 40
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from job import DDP, RANK, mark, network, nn, samples, start, time, torch

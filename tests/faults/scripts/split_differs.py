@@ -1,4 +1,4 @@
-# ranks 2; expect AR749; says ranks 0 and 1 .*split the data set differently; limit 15
+# ranks 2; expect AR749; says ranks 0 and 1 .*split the data set differently; limit 40
 import os
 from torch.utils.data import random_split
 from job import RANK, loader, mark, samples, start, torch, train

@@ -96,6 +96,9 @@ def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("names", nargs="*")
     given.add_argument("--keep", action="append", type=Path, default=[])
+    given.add_argument(
+        "--write", action="store_true", help="write the page with what was kept, measure nothing"
+    )
     options = given.parse_args()
     kept: dict[str, dict] = {}
     for file in options.keep:
@@ -103,7 +106,7 @@ def main() -> None:
     scripts, well = ROOT / "tests" / "faults" / "scripts", ROOT / "tests" / "faults" / "quiet"
     faults = [scripts / f"{name}.py" for names in KINDS.values() for name in names]
     for path in [*faults, *sorted(well.glob("*.py"))]:
-        if path.stem in kept or (options.names and path.stem not in options.names):
+        if options.write or path.stem in kept or (options.names and path.stem not in options.names):
             continue
         told = measure(path, until_end=path.parent == well).told
         kept[path.stem] = {**asdict(told), "text": ""}
@@ -111,8 +114,10 @@ def main() -> None:
         if options.keep:
             options.keep[0].write_text(json.dumps(kept))
     if not options.names:
-        rows = {p.stem: Row(Fault.read(p), Told(**kept[p.stem])) for p in faults}
-        PAGE.write_text(table(rows, {p.stem: kept[p.stem]["head"] for p in sorted(well.glob("*.py"))}))
+        rows = {p.stem: Row(Fault.read(p), Told(**kept[p.stem])) for p in faults if p.stem in kept}
+        PAGE.write_text(
+            table(rows, {p.stem: kept[p.stem]["head"] for p in sorted(well.glob("*.py")) if p.stem in kept})
+        )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ _last = (0, 0, False)
 
 def look(step: int, seq: int, replicas: list[Any]) -> None:
     """After a step whose gradients are still there. Never raises."""
+    try:
+        _look(step, seq, replicas)
+    except Exception:  # noqa: BLE001 - buffers of a kind that is not known here: replicas are compared all the same
+        return
+
+
+def _look(step: int, seq: int, replicas: list[Any]) -> None:
     global _buffer_looks, _looks, _without, _last
     compared = [ddp for ddp in replicas if compat.keeps_equal(ddp, states.world)]
     if len(compared) != 1:
@@ -70,7 +77,13 @@ def _note_buffers(step: int, seq: int, ddp: Any) -> None:
             for name, buffer in module.named_buffers(recurse=False):
                 full = f"{prefix}.{name}".lstrip(".")
                 is_state = name not in own and full not in ignored and buffer.is_floating_point()
-                if is_state and buffer.is_cpu and buffer.numel() >= MIN_NUMEL and len(rows) < MAX_BUFFERS:
+                if (
+                    is_state
+                    and buffer.is_cpu
+                    and buffer.numel() >= MIN_NUMEL
+                    and buffer.element_size() in kinds
+                    and len(rows) < MAX_BUFFERS
+                ):
                     bits = buffer.contiguous().view(kinds[buffer.element_size()]).sum().item()
                     rows.append([full, bits, [float(v) for v in buffer.reshape(-1)[:16].tolist()]])
     if rows:

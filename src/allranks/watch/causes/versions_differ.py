@@ -1,4 +1,4 @@
-"""AR308 versions-differ: the ranks run different versions of torch, and their communication failed."""
+"""AR308 torch-versions-differ: the ranks run different versions of torch, and their communication failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from allranks.watch.case import Case
 from allranks.watch.noted import notes
 from allranks.watch.verdict import Verdict, ranks_text
 
-CODE, NAME = "AR308", "versions-differ"
+CODE, NAME = "AR308", "torch-versions-differ"
 
 
 def find(case: Case) -> Verdict | None:

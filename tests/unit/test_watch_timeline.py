@@ -1,0 +1,95 @@
+"""Does the agent write what pages say, so that it is read back, also after a restart and when a rank has ended?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from allranks.core.job import Job, RankProcess
+from allranks.perf.history import read_history
+from allranks.record import layout as at
+from allranks.record.writer import Writer
+from allranks.watch.evidence import Rank
+from allranks.watch.timeline import Timeline
+from allranks.watch.workers import Workers
+
+
+def job_of(tmp_path: Path, restart: int = 0) -> Job:
+    records = tmp_path / "records"
+    records.mkdir(exist_ok=True)
+    log = tmp_path / "rank0.log"
+    log.write_text("printed")
+    rank = RankProcess(0, 0, os.getpid(), 0.0, log)
+    return Job("id", tmp_path / "run", records, "here", 0, True, 1, restart, (rank,), ())
+
+
+def page_of(job: Job) -> Writer:
+    writer = Writer()
+    writer.open(str(job.record_dir))
+    return writer
+
+
+def a_step(writer: Writer) -> None:
+    writer.mark(at.BACKWARD)
+    writer.times[at.M_BACKWARD_FROM] = writer.words[at.W_SINCE_NS]
+    writer.mark(at.PYTHON)
+    writer.times[at.M_BACKWARD_TO] = writer.words[at.W_SINCE_NS]
+    writer.next_timed = writer.step + 1
+    writer.end_step()
+    writer.flush()
+
+
+def test_rank_then_its_samples_steps_and_facts_are_read_back(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    writer, timeline = page_of(job), Timeline(job)
+    for _ in range(3):
+        a_step(writer)
+    timeline.look([Rank(0, "here", pid=os.getpid())])
+    a_step(writer)
+    timeline.ended(0)
+    timeline.close()
+    found = read_history(job.run_dir)
+    rank = found.ranks[0]
+    assert [s.step for s in rank.samples] == [3, 4]
+    assert [s.step for s in rank.steps] == [1, 2, 3, 4]
+    assert all(
+        s.backward is not None and s.start <= s.backward[0] <= s.backward[1] <= s.end for s in rank.steps[1:]
+    )
+    first, last = rank.samples
+    assert (
+        sum(last.phases.values()) - sum(first.phases.values()) == last.t - first.t
+        or abs(sum(last.phases.values()) - sum(first.phases.values()) - (last.t - first.t)) < 2e-3
+    )  # rounded to a tenth of a millisecond each
+    assert (last.printed, rank.facts["affinity"]) == (7, len(os.sched_getaffinity(0)))
+    assert last.cpu_s > 0
+
+
+def test_restarts_then_each_is_an_attempt_of_its_own(tmp_path: Path) -> None:
+    for restart in range(2):
+        job = job_of(tmp_path, restart)
+        writer, timeline = page_of(job), Timeline(job)
+        a_step(writer)
+        timeline.look([Rank(0, "here", pid=os.getpid())])
+        timeline.close()
+    assert (read_history(job.run_dir).attempt, read_history(job.run_dir).attempts) == (1, 2)
+
+
+def test_run_directory_that_cannot_be_written_then_nothing_happens(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    (tmp_path / "run").write_text("a file in its place")
+    timeline = Timeline(job)
+    timeline.look([Rank(0, "here", pid=os.getpid())])
+    timeline.ended(0)
+    timeline.close()
+
+
+def test_worker_that_ended_then_what_it_read_still_counts(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.open(str(tmp_path))
+    writer.words[at.W_ROLE] = at.LOADER_WORKER
+    writer.words[at.SAMPLE_TASK] = 5
+    writer.spent_ns[at.DATA] = 2_000_000_000
+    writer.flush()
+    workers = Workers()
+    assert workers.look(tmp_path, (os.getpid(),)) == (2.0, 5)
+    assert workers.look(tmp_path, ()) == (2.0, 5)

@@ -4,7 +4,7 @@
 
 Both jobs are the same work on two CPU ranks, saved every 25 updates. An update is useful if it did not have to be done again: the figure is
 the number of updates the training has reached at the end, divided by the time since the start of the command, start-up included. The
-jobs run in turn. torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restart failed in 7 of 16 tries.
+jobs run in turn. Where the first update comes later than the first kill, the machine is too busy for these figures. torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restart failed in 7 of 16 tries.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def updates_of(folder: Path) -> int:
         return 0
 
 
-def measure(way: str, seconds: float, kill_every: float, rng: random.Random) -> dict[str, float]:
+def measure(way: str, seconds: float, kill_every: float, rng: random.Random) -> dict[str, float | None]:
     folder, mark = Path(tempfile.mkdtemp()), f"{os.getpid()}-{time.monotonic_ns()}"
     env = {**os.environ, "GOODPUT": mark, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     begun = time.monotonic()
@@ -84,10 +84,12 @@ def measure(way: str, seconds: float, kill_every: float, rng: random.Random) -> 
             stderr=log,
             start_new_session=True,
         )
-    kills, next_kill = 0, begun + kill_every
+    kills, next_kill, first_s = 0, begun + kill_every, None
     try:
         while time.monotonic() - begun < seconds and process.poll() is None:
             time.sleep(0.1)
+            if first_s is None and updates_of(folder):
+                first_s = round(time.monotonic() - begun, 1)
             if time.monotonic() >= next_kill:
                 next_kill += kill_every
                 ranks = ranks_of(mark)
@@ -109,6 +111,7 @@ def measure(way: str, seconds: float, kill_every: float, rng: random.Random) -> 
         "updates": updates,
         "seconds": round(wall, 1),
         "per_s": round(updates / wall, 1),
+        "first_update_after_s": first_s,
         "kills": kills,
         "gave_up": ended is not None,
     }

@@ -4,7 +4,8 @@
 
 Both jobs are the same work on two CPU ranks, saved every 25 updates. An update is useful if it did not have to be done again: the figure is
 the number of updates the training has reached at the end, divided by the time since the start of the command, start-up included. The
-jobs run in turn. Where the first update comes later than the first kill, the machine is too busy for these figures. torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restart failed in 7 of 16 tries.
+jobs run in turn. Where the first update comes later than the first kill, the machine is too busy for these figures.
+torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restart failed in 7 of 16 tries.
 """
 
 from __future__ import annotations

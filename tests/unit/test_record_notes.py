@@ -19,7 +19,6 @@ from torch.utils.data.distributed import DistributedSampler
 from allranks.record import (
     averaging,
     compat,
-    datasets,
     draws,
     gradients,
     losses,
@@ -150,28 +149,6 @@ def test_evaluation_when_the_sampler_pads_then_what_followed_is_noted(noted: Not
     assert (found["ops"], found["padded"], found["sampler_rank"]) == ([["all_reduce", 2]], 2, 2)
 
 
-class Files(Dataset[int]):
-    def __init__(self, names: list[str]) -> None:
-        self.names, self.lock = names, object()
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> int:
-        raise AssertionError("no sample may be read")
-
-
-def test_data_set_when_described_then_equal_ones_are_equal_and_nothing_is_read() -> None:
-    one, two = Files(["a", "b", "c"]), Files(["c", "b", "a"])
-    first, second = datasets.describe(one), datasets.describe(two)
-    assert datasets.describe(Files(["a", "b", "c"])) == first
-    assert first["hash"] != second["hash"]
-    assert [p[3] for p in first["parts"]] == [p[3] for p in second["parts"]]
-    assert first["code"].startswith(__file__)
-    assert not datasets.describe(SimpleNamespace(n=3))["is_telling"]
-    assert datasets.describe(samples())["hash"] != datasets.describe(samples(63))["hash"]
-
-
 class Noisy(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 8
@@ -188,6 +165,18 @@ def test_randomness_when_reading_draws_then_the_state_before_is_noted(
     fetcher = _utils.fetch._MapDatasetFetcher(data, True, list, False)
     assert len(draws.watched(fetch, fetcher, [1, 2])) == 2
     assert [sorted(n["states"]) for n in noted] == ([draws_from] if draws_from else [])
+
+
+def test_stream_when_read_then_its_first_batches_are_noted_by_class(noted: Noted) -> None:
+    fetcher = _utils.fetch._IterableDatasetFetcher(samples(), True, list, False)
+    read = draws.watching(_utils.fetch._IterableDatasetFetcher.fetch)
+    for _ in range(draws.LOOKS + 2):
+        read(fetcher, [0, 1])
+    first = [n for n in noted if n["kind"] == "first"]
+    assert [(n["dataset"], n["number"]) for n in first] == [
+        ("TensorDataset", k + 1) for k in range(draws.LOOKS)
+    ]
+    assert len({n["hash"] for n in first}) == draws.LOOKS
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,7 @@ def watching(fetch: Callable[..., Any]) -> Callable[..., Any]:
         try:
             _note_draws(before, self.dataset)
             if (value := content(batch)) is not None:
-                _note(
-                    "first",
-                    number=number,
-                    hash=value,
-                    dataset=type(self.dataset).__name__,
-                    items=_size(batch),
-                )
+                _note("first", self.dataset, number=number, hash=value, items=_size(batch))
         except Exception:  # noqa: BLE001 - what is read is the user's
             _left_iterable = 0
         return batch

@@ -56,7 +56,7 @@ def train(name: str, folder: str) -> None:
         f"{folder}/{name}", global_batch_size=BATCH * int(os.environ["WORLD_SIZE"]), threads=1, resume="never"
     ) as run:
         net = run.model(model(), **settings)
-        run.optimizer(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+        run.optimizer(torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9))
         loader = run.loader(dataset(), shuffle=True, drop_last=True)
         times: list[float] = []
         losses: list[torch.Tensor] = []

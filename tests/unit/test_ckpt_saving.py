@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import threading
+import time
 from collections import OrderedDict, deque
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 
 from allranks import ckpt
 from allranks.ckpt import Checkpoints, Retention, Session, Snapshot
+from allranks.ckpt.hold import Holder
 from allranks.ckpt.stores import open_store
 from allranks.core.errors import CheckpointError, UsageError
 
@@ -336,3 +338,23 @@ def test_files_when_another_rank_renames_one_during_the_listing_are_the_others(
     monkeypatch.setattr(Path, "iterdir", lambda place: [*real(place), place / ".rank-1.json.part"])
     assert store.files("step") == {"rank-0.json": 2}
     assert store.files("not-there") == {}
+
+
+def test_holder_when_helpers_copy_too_has_every_byte_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allranks.ckpt.hold.usable_cores", lambda: 4)
+    before = threading.active_count()
+    holder = Holder()
+    state = {f"w{n}": torch.randn(n, 1_000_003) for n in (1, 2)} | {"small": torch.ones(3)}
+    for _ in range(3):
+        for tensor in state.values():
+            tensor.add_(1)
+        holder.begin()
+        copies = {name: holder.copy(tensor, name) for name, tensor in state.items()}
+        holder.finish()
+        assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
+        assert threading.active_count() == before + 3
+    holder.close()
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

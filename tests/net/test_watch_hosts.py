@@ -26,6 +26,8 @@ def tell(step, model):
         open(f"pid-{{RANK}}", "w").write(str(os.getpid()))
     if RANK == 1 and step > 20 and os.path.exists("sleep"):
         time.sleep(1000)
+    if RANK == 1 and step > 20 and os.path.exists("crash"):
+        __import__("ctypes").string_at(0)
 
 start()
 train(tell, epochs=100000)
@@ -91,6 +93,17 @@ def test_rank_when_it_sleeps_on_the_other_host_then_its_line_is_named_on_both(
     assert told[0] == told[1]
     assert f"rank 1 on {hosts.names[1]} sleeps" in told[0][0]
     assert "train.py:10" in "\n".join(told[0])
+
+
+def test_rank_when_it_crashes_on_the_other_host_then_its_line_comes_along(
+    job: tuple[Hosts, list[Command]], tmp_path: Path
+) -> None:
+    hosts, commands = job
+    (tmp_path / "crash").touch()
+    told = [verdict(c, "AR204") for c in commands]
+    assert told[0] == told[1]
+    assert f"rank 1 on {hosts.names[1]}" in told[0][0]
+    assert "train.py:12" in "\n".join(told[0])  # known on its own node only, by the stacks of its crash
 
 
 @pytest.mark.parametrize("how", ["cut", "blackhole", "poweroff"])

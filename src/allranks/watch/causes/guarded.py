@@ -10,12 +10,15 @@ from allranks.watch.causes.uneven import batch_counts, counts_text
 from allranks.watch.verdict import Verdict, many, ranks_text
 
 CODE, NAME = "AR250", "collective-not-entered"
+MIN_WAIT_S = 0.9
 
 
 def find(case: Case) -> Verdict | None:
     """All wait, and no two calls of one number differ: some are in a call of their own, others in another call or in DDP's."""
     if case.absent or case.roots or len(case.waits) < 2:
         return None
+    if case.evidence.trigger not in ("exit", "dying", "asked") and (case.waited_s() or 0.0) < MIN_WAIT_S:
+        return None  # one rank may be about to leave the call before the one that another has entered
     kinds = meeting.standings(case.evidence, case.waits)
     if len(kinds) < 2:
         return None

@@ -213,11 +213,11 @@ def test_stop_before_when_the_end_is_near_then_the_stop_file_appears_and_ranks_a
     start_command: StartCommand, tmp_path: Path
 ) -> None:
     text = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 import json, os, sys, time
 print("ready", flush=True)
 open(f"pids{os.environ['RANK']}", "w").write(f"{os.getpid()} {os.getpid()}")
-import signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
 while not os.path.exists(os.environ["ALLRANKS_STOP_FILE"]): time.sleep(0.02)
 print(json.load(open(os.environ["ALLRANKS_STOP_FILE"]))["why"], flush=True)
 """
@@ -226,7 +226,7 @@ print(json.load(open(os.environ["ALLRANKS_STOP_FILE"]))["why"], flush=True)
     (fake / "scontrol").write_text('#!/bin/sh\necho "$@" > requeued\n')
     (fake / "scontrol").chmod(0o755)
     env = {
-        "SLURM_JOB_END_TIME": str(int(time.time()) + 603),
+        "SLURM_JOB_END_TIME": str(int(time.time()) + 608),
         "SLURM_JOB_ID": "77",
         "PATH": f"{fake}:{os.environ['PATH']}",
     }

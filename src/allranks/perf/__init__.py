@@ -3,7 +3,7 @@
 read_history(RUN)      what the agents wrote under RUN/timeline/
 breakdown(history)     the parts of a step, per rank
 over_time(history)     the same, in pieces of time
-find_causes(history)   what makes it slow, with numbers and what to change
+causes.find_causes(history)   what makes it slow, with numbers and what to change
 """
 
 from __future__ import annotations

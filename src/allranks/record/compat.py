@@ -198,7 +198,9 @@ def keeps_equal(ddp: Any, group: Any) -> bool:
     """Whether `ddp` keeps the parameters of all ranks of `group` the same; False where that is not known."""
     if getattr(ddp, "process_group", None) is not group or not hasattr(ddp, "require_backward_grad_sync"):
         return False
-    if getattr(ddp, "trains_apart", False):  # run.model(sync_every=...): replicas differ on purpose between two means
+    if getattr(
+        ddp, "trains_apart", False
+    ):  # run.model(sync_every=...): replicas differ on purpose between two means
         return False
     for hook, _ in getattr(ddp, "_comm_hooks", ()):
         module = getattr(hook, "__module__", "")

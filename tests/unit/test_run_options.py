@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from allranks.core.errors import StartError
-from allranks.run.endpoint import split_endpoint
 from allranks.run.command_line import duration_s, rank_list
+from allranks.run.endpoint import split_endpoint
 from allranks.run.options import parse
 
 TORCHRUN_FLAGS = [

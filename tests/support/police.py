@@ -15,7 +15,8 @@ import pytest
 
 from support.processes import children_of, describe, kill, wait_until_gone
 
-ROOT = Path(__file__).resolve().parents[2]
+# The repository; another folder where the police itself is tested.
+TREE = Path(os.environ.get("POLICED_TREE", Path(__file__).resolve().parents[2]))
 # pytest's own, changed around every phase of a test.
 PYTEST_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION", "TORCHINDUCTOR_CACHE_DIR"})
 PATIENCE_S = 1.5
@@ -94,4 +95,4 @@ def _multiprocessings_own() -> set[int | None]:
 
 def _tree() -> set[str]:
     """The top of the repository: where a run directory or a log would appear."""
-    return {entry.name for entry in ROOT.iterdir() if entry.name not in IGNORED_IN_TREE}
+    return {entry.name for entry in TREE.iterdir() if entry.name not in IGNORED_IN_TREE}

@@ -15,7 +15,7 @@ LEAKS = {
     ),
     "processes left running": "import subprocess; subprocess.Popen(['sleep', '60'])",
     "files left outside tmp_path: ['left-by-a-test']": (
-        f"from pathlib import Path; Path({str(ROOT)!r}, 'left-by-a-test').touch()"
+        "import os; from pathlib import Path; Path(os.environ['POLICED_TREE'], 'left-by-a-test').touch()"
     ),
     "the process group was left initialized": (
         "import torch.distributed as dist;"
@@ -31,9 +31,9 @@ def test_police_when_a_test_leaks_then_it_fails_with_the_leak(
     (tmp_path / "test_leaks.py").write_text("\n".join([*tests, "def test_clean():\n    pass\n"]))
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['support.police']\n")
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\n")
-    try:
-        done = run_command(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path)
-    finally:
-        (ROOT / "left-by-a-test").unlink(missing_ok=True)
+    tree = tmp_path / "tree"  # not the repository: other tests run beside this one
+    tree.mkdir()
+    command = sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path
+    done = run_command(*command, env={"POLICED_TREE": str(tree)})
     missed = [message for message in LEAKS if message not in done.out]
     assert not missed and f"{len(LEAKS) + 1} passed, {len(LEAKS)} errors" in done.out, done.story()

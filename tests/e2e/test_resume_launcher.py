@@ -28,7 +28,9 @@ def start(start_command: StartCommand, folder: Path, *more: str) -> Command:
 def wait_for_update(folder: Path, command: Command, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and command.process.poll() is None:
-        if (folder / "result" / "progress").exists():
+        place = folder / "result" / "progress-0"
+        words = place.read_text().split() if place.exists() else []
+        if len(words) == 2 and int(words[1]) > 0:
             return
         time.sleep(0.02)
     raise AssertionError(f"no update came\n{command.out}\n{command.err}")

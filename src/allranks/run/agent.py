@@ -175,7 +175,7 @@ class Agent:
             self._reported_stop = True
             self.link.send({"kind": "stopped", "free_port": network.free_port()})
             if self.hub is None:
-                self.watching.pause()
+                self.watching.pause(keeps_row=True)
 
     def _beat(self, now: float) -> None:
         if now >= self._next_beat:

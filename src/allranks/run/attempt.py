@@ -45,6 +45,10 @@ class Attempt:
     def is_broken(self) -> bool:
         return bool(self.failed or self.lost)
 
+    def is_all_here(self, own_node_rank: int) -> bool:
+        """Whether nothing more can be heard of the failure: all ranks have ended, and what those that failed left is on this node."""
+        return len(self.exits) == self.world_size and all(e.node_rank == own_node_rank for e in self.failed)
+
     def is_heard_out(self, watching: Watching, now: float) -> bool:
         """All ranks have ended: whether the watcher has had its last look at what they left, and what it said was collected."""
         if any(e.failed for e in self.exits.values()):

@@ -279,8 +279,8 @@ class Hub:
         """A failure is known: listen a moment for others, ask the watcher, tell the story, stop everything."""
         attempt = self._current()
         since = now - attempt.failed_at
-        everyone = len(attempt.exits) == attempt.world_size
-        if attempt.answer is None and (since >= SETTLE_S or everyone):
+        own = self.members.own.seat.node_rank if self.members.own.seat else 0
+        if attempt.answer is None and (since >= SETTLE_S or attempt.is_all_here(own)):
             exits = sorted(attempt.exits.values(), key=lambda e: e.when)
             attempt.answer = self.watching.on_exit(exits)
         if attempt.answer is None or not (attempt.answer.is_there or since >= SETTLE_S + ON_EXIT_S):

@@ -64,12 +64,16 @@ class Watching:
 
         self._post(begin)
 
-    def pause(self) -> None:
-        """The attempt is over: no more ticks until the next start, and nothing of this one is left for it."""
+    def pause(self, *, keeps_row: bool = False) -> None:
+        """The attempt is over: no more ticks until the next start, and nothing of this one is left for it.
+
+        Args:
+            keeps_row: The row is made once more and goes along with the beats: what failed ranks left behind is in it.
+        """
         self.nodes = {}
 
         def rest() -> None:
-            self._is_started, self.row = False, {}
+            self._is_started, self.row = False, self._watch.row() if keeps_row else {}
 
         self._post(rest)
 

@@ -261,6 +261,8 @@ class Watcher:
         case = Case(evidence)
         if evidence.trigger == "dying" and all(r in case.victims for r in case.failed) and not case.finished:
             return ()  # they lost a peer, whose end is to be heard of first
+        if evidence.trigger != "lost" and any(e.failed and not e.by_us for e in self._exits.values()):
+            return ()  # what that rank left is on its way, maybe from another node: the exit itself is told in a moment
         self._bundles.clear()  # answers grow old
         if verdict is None or self._is_told(verdict) or not self._is_news(verdict, now):
             return ()

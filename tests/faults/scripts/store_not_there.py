@@ -1,4 +1,4 @@
-# ranks 2; expect AR307; says rank 1 cannot reach the store .*refused; guilty; limit 20
+# ranks 2; expect AR307; says rank 1 .*cannot reach the store; guilty; limit 20
 import os, socket
 from datetime import timedelta
 import torch.distributed as dist

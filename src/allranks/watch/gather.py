@@ -40,8 +40,7 @@ SAMPLE_S = 0.12
 """Between two looks at processor time and stacks."""
 LOOKS, LOOKS_APART_S = 4, 0.013
 """More stacks of a rank that uses the processor."""
-SNAPSHOT_TRIES = 5
-"""Readings of all pages, until two agree."""
+SNAPSHOT_TRIES = 5  # readings of all pages, until two agree
 _CUT_SHORT = ("sys_pause", "sigsuspend")
 """What the kernel calls waits that any signal ends for good."""
 
@@ -94,6 +93,7 @@ def take(
     again = _stacks_later(busy)
     newest = pages_at_one_moment(folder, list(pages))
     stacks |= _stacks_again(everybody, newest)
+    stacks |= _from_outside([p for p in pages if _waits_for_a_thread(p, stacks.get(p, ("", ())))])
     by_pid = {t.pid: t for t in everybody}
     out = []
     for rank in ranks:
@@ -119,10 +119,9 @@ def take_quietly(ranks: Sequence[Rank], folder: Path | None) -> tuple[Rank, ...]
 
 
 def pages_at_one_moment(folder: Path | None, pids: Sequence[int]) -> dict[int, page.Record]:
-    """The records of these processes as they were at one moment, if there was one at which none of them went on.
+    """The records of these processes as they were at one moment: all are read until two readings agree.
 
-    Pages read one after another may show a collective that one rank has left by the time another is read in it; so all are
-    read until two readings agree. Processes that go on all the while are given as last read: they do not hang.
+    Processes that go on all the while are given as last read: they do not hang.
     """
     before: dict[int, page.Record] = {}
     for _ in range(SNAPSHOT_TRIES):
@@ -178,7 +177,7 @@ def take_stacks(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(target.pid, found.stack_signal)
                 asked[target.pid] = (path, size)
-        elif not is_second:
+        elif letter == "R" or not is_second:
             outside.append(target.pid)
     out = _answers(asked)
     silent = [] if is_second else [p for p in asked if p not in out]
@@ -186,18 +185,27 @@ def take_stacks(
 
 
 def _can_answer(letter: str, found: page.Record, pid: int) -> bool:
-    """Whether a signal may ask it: it has the handler, runs, and is not in C code that holds the GIL.
+    """Whether a signal may ask it: it has the handler, sleeps, and not in C code that holds the GIL.
 
-    faulthandler needs no GIL, but the signal would cut short a C call such as sleep(3), or pause(), and let the rank go on.
+    A signal would cut short a C call such as sleep(3), or pause(), and let the rank go on. And one that meets the interpreter between two
+    instructions can end the process: CPython 3.11 links a frame in before it is filled in, which faulthandler then reads.
     """
     is_frozen = found.tick_ns > 0 and time.monotonic_ns() - found.tick_ns > 1_000_000_000
     return (
-        letter not in ("T", "t", "D")
+        letter == "S"
         and not is_frozen
         and not any(call in proc.wchan(pid) for call in _CUT_SHORT)
         and found.stack_signal > 0
         and proc.catches(pid, found.stack_signal)
     )
+
+
+def _waits_for_a_thread(pid: int, taken: tuple[str, tuple[Stack, ...]]) -> bool:
+    """Whether its main thread told that it waits, and not in torch: what the other threads do matters then."""
+    main = main_stack(taken[1])
+    if taken[0] != "signal" or main is None or not main.frames or not proc.wchan(pid).startswith("futex"):
+        return False
+    return "/torch/" not in main.frames[0].file and "/allranks/" not in main.frames[0].file
 
 
 def _answers(asked: dict[int, tuple[Path, int]]) -> dict[int, tuple[str, tuple[Stack, ...]]]:
@@ -235,8 +243,7 @@ def _from_outside(pids: Sequence[int]) -> dict[int, tuple[str, tuple[Stack, ...]
 def py_spy(pid: int, *options: str) -> str:
     """What py-spy says of a process without stopping it, as JSON; empty if it cannot."""
     tool = Path(sys.executable).parent / "py-spy"
-    found = str(tool) if tool.exists() else shutil.which("py-spy")
-    if found is None:
+    if (found := str(tool) if tool.exists() else shutil.which("py-spy")) is None:
         return ""
     try:
         done = subprocess.run(

@@ -103,9 +103,7 @@ def _register_stacks(folder: str) -> None:
         faulthandler.enable(_stack_descriptor)
         _is_crash_file_ours = True
     if signum:
-        # The main thread only, which the handler has stopped: frames of a thread that runs meanwhile are freed under its reader, and
-        # the process dies (SIGSEGV, seen while DDP was built). py-spy reads other threads from outside.
-        faulthandler.register(signum, _stack_descriptor, all_threads=False, chain=False)
+        faulthandler.register(signum, _stack_descriptor, all_threads=True, chain=False)
         WRITER.words[at.W_STACK_SIGNAL] = signum
     if old >= 0:
         os.close(old)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.command import StartCommand
+from support.needs import need
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,8 +45,7 @@ def test_fault_when_it_strikes_then_it_is_named(
     path: Path, start_command: StartCommand, tmp_path: Path
 ) -> None:
     fault = Fault.read(path)
-    if fault.missing:
-        pytest.skip(f"needs {fault.missing}")
+    need(f"needs {fault.missing}", not fault.missing)
     told = run(fault, start_command, tmp_path)
     assert not told.problems, f"{told.problems}\n{told.text}"
 

@@ -8,41 +8,12 @@ from typing import Any
 import pytest
 
 from allranks.record.fingerprints import RATE
-from allranks.watch.decide import decide, decide_all
-from allranks.watch.evidence import Evidence, Model, Rank, Record, from_json
+from allranks.watch.decide import decide
+from allranks.watch.evidence import Evidence, Rank, Record, from_json
 from allranks.watch.noted import MAX_WAIT_S, SETTLE_S, Noted
 from allranks.watch.observed import Check, NotFinite
 from allranks.watch.rows import Row
-from allranks.watch.verdict import Verdict
-
-Notes = list[dict[str, Any]]
-LINE = "/home/ann/train.py:27 main"
-MODEL = Model(1, parameters=("0.weight float32 [4, 4] frozen", "2.weight float32 [4, 4] trained"))
-
-
-def evidence(*noted: Notes, trigger: str = "notes", **record: Any) -> Evidence:
-    ranks = tuple(
-        Rank(
-            n,
-            "gpu-a",
-            pid=100 + n,
-            state="R",
-            record=Record(step=40, model=MODEL, noted=tuple(own), **record),
-        )
-        for n, own in enumerate(noted)
-    )
-    return Evidence(len(noted), ranks, trigger=trigger)
-
-
-def codes(*noted: Notes) -> list[str]:
-    return [v.code for v in decide_all(evidence(*noted))]
-
-
-def said(*noted: Notes) -> Verdict:
-    verdict = decide(evidence(*noted))
-    assert verdict is not None
-    return verdict
-
+from support.noted import LINE, MODEL, codes, evidence, said
 
 # --- training ---
 

@@ -115,7 +115,10 @@ class View:
         edges = self.edges(number)
         if edges is None or edges[1].t <= edges[0].t:
             return 0.0
-        return max(0.0, edges[1].queue_s - edges[0].queue_s) / (edges[1].t - edges[0].t)
+        waited = max(0.0, edges[1].queue_s - edges[0].queue_s)
+        return min(
+            1.0, waited / (edges[1].t - edges[0].t)
+        )  # the kernel counts a wait when it ends, also what was before the edge
 
     def calls(self) -> list[CallTimes]:
         """Collectives of the script that are known, of all ranks."""

@@ -1,4 +1,4 @@
-"""Marks of a training step: DDP, backward, optimizer, and files written with torch.save.
+"""Marks of a training step: DDP, backward, optimizer (files.py has torch.save).
 
 These are in the way of every step, so they are written to cost little (bench/watch/in_turn.py): a mark before and after,
 nothing looked up that can be kept.
@@ -44,12 +44,6 @@ def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
             _writer.mark(before)
 
     return marked
-
-
-def mark_files(module: Any) -> None:
-    """torch.save and torch.load."""
-    for name in ("save", "load"):
-        setattr(module, name, during(at.CHECKPOINT, getattr(module, name)))
 
 
 def mark_backward(module: Any) -> None:

@@ -167,13 +167,14 @@ def test_job_when_killed_under_the_launcher_at_random_moments_ends_bit_for_bit_t
         kind = KINDS[counted % len(KINDS)]
         begun, at = time.monotonic(), job.folder
         was_killed = job.strike(kind)
+        differs = whole.differs(at)
         if was_killed:
             counted += 1
-            soak.log(kind, str(soak.standing(at, 0)[1]), whole.differs(at), time.monotonic() - begun)
+            soak.log(kind, str(soak.standing(at, 0)[1]), differs, time.monotonic() - begun)
         elif job.is_over:
             done = job.command.finish(20)
             assert done.code == 0 and soak.is_complete(at), f"seed {SEED}\n{done.story()}"
-        assert not (differs := whole.differs(at)), f"seed {SEED}, moment {counted}: {differs}"
+        assert not differs, f"seed {SEED}, moment {counted}: {differs}"
         if job.is_over and soak.is_complete(at):
             job.next_job()
     done = job.command.finish(120)

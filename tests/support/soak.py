@@ -41,10 +41,10 @@ class Reference:
                 step, values = step_of(place), values_of(place)
             except FileNotFoundError:  # no longer kept: the job goes on meanwhile
                 continue
-            self._seen.add(place)
             wrong = [name for name in values if values[name] != self._saved.get(step, {}).get(name)]
             if wrong:
                 return f"the checkpoint of step {step} has another {', '.join(wrong)}"
+            self._seen.add(place)  # not again: only what is equal
         if is_complete(folder) and results(folder) != self.results:
             return "the end is another one"
         return ""

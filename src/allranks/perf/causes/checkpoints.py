@@ -22,7 +22,7 @@ def find(view: View) -> Cause | None:
         NAME,
         f"{who(ranks, view.history.world_size)} spent {total:.1f} s of {worst.until - worst.since:.0f} s on saving and loading "
         f"({share:.0%}), and nothing was trained meanwhile",
-        "save less often, save from a copy in the background (run.checkpoint does), or to a faster disk",
+        "save less often, save from a copy in the background (run.save_every does), or to a faster disk",
         ranks,
         worst.per_step("checkpoint"),
         share,

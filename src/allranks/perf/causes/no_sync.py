@@ -18,8 +18,8 @@ def find(view: View) -> Cause | None:
         NAME,
         f"{who(ranks, view.history.world_size)} call backward inside no_sync, but forward outside: gradients are exchanged in every "
         "micro-step",
-        "put the forward of the micro-steps that only accumulate inside `with model.no_sync():`, too; with allranks, run.accumulate or "
-        "run.step(..., accumulate=) does it",
+        "put the forward of the micro-steps that only accumulate inside `with model.no_sync():`, too; with allranks, run.step does it "
+        "where allranks.start(accumulation_steps=) says how many",
         ranks,
         cost,
         max(0.02, cost / view.step_s if view.step_s else 0.0),

@@ -179,4 +179,5 @@ def test_job_when_killed_under_the_launcher_at_random_moments_ends_bit_for_bit_t
             job.next_job()
     done = job.command.finish(120)
     assert done.code == 0 and soak.is_complete(job.folder), f"seed {SEED}\n{done.story()}"
-    assert not (differs := whole.differs(job.folder)), f"seed {SEED}: {differs}"
+    differs = whole.differs(job.folder)
+    assert not differs, f"seed {SEED}: {differs}"

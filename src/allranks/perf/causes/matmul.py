@@ -24,7 +24,8 @@ def find(view: View) -> Cause | None:
         NAME,
         f"{who(ranks, view.history.world_size)} multiply float32 matrices in full precision on "
         f"{view.replica(ranks[0]).get('device_name', 'a GPU')}, which has faster units for tf32 and bf16",
-        'torch.set_float32_matmul_precision("high"), or bf16 autocast (allranks.start(precision="bf16")); results change in the last digits',
+        'torch.set_float32_matmul_precision("high"), or bf16 autocast (allranks.start(precision="bf16")); '
+        "results change in the last digits",
         ranks,
         0.0,
         0.05,

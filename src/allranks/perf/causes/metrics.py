@@ -30,7 +30,7 @@ def find(view: View) -> Cause | None:
         NAME,
         f"{calls:.1f} collectives of the script's own in each step take {ms(cost)} of {ms(view.step_s)}: {op} of a few values"
         + (f" at {line}" if line else ""),
-        "add up on each rank, and reduce once in some fifty steps or at the end of the epoch (run.sum and run.mean add up on each rank first)",
+        "add up on each rank, and reduce once in some fifty steps or at the end of the epoch (as run.sum of an iterable does)",
         tuple(r.rank for r in view.ranks),
         cost,
         cost / view.step_s,

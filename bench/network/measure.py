@@ -86,7 +86,7 @@ def measure(asked: argparse.Namespace, folder: str) -> list[dict[str, object]]:
 
 
 def table(found: list[dict[str, object]]) -> str:
-    """As docs/slow-networks.md shows it."""
+    """As docs/speed.md shows it."""
     by_name = {str(row["way"]): row for row in found}
     solo = float(str(by_name["solo"]["update_s"]))
     plain = by_name.get("ddp") or by_name["none"]

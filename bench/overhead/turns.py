@@ -61,7 +61,7 @@ class Job:
         ]
 
     def first_step(self) -> float:
-        """Seconds from the start of the command to the end of rank 0's first step."""
+        """Seconds from the start of the command to the end of the first step of the slowest rank."""
         return max(each["first_step_s"] for each in self._answers(FIRST_STEP_WITHIN_S))
 
     def turn(self, steps: int) -> tuple[float, float]:

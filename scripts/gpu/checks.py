@@ -87,7 +87,7 @@ def nccl_one(on: torch.device, folder: Path) -> str:
 
 @check
 def two_ranks(on: torch.device, folder: Path) -> str:
-    """Two ranks share the device, over NCCL where it lets them, else over Gloo, and train as one process does."""
+    """Two ranks share the device, over Gloo on a GPU too (NCCL refuses two ranks on one), and train as one process does."""
     settings: dict[str, Any] = {}
     if on.type == "cuda":
         settings["backend"] = "gloo"  # NCCL refuses two ranks on one GPU
@@ -241,7 +241,6 @@ def checkpoint(on: torch.device, folder: Path) -> str:
         run.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
         loader = run.loader(data(), shuffle=True, drop_last=True)
         run.save_every(steps=5)
-        kept: list[torch.Tensor] = []
         for _ in run.epochs(1):
             for x, y in loader:
                 begun = time.perf_counter()

@@ -43,7 +43,7 @@ def more_than_cores(view: View, fact: str, demand: Callable[[int], int]) -> TooM
         return None
     worst = max(found, key=view.waits_for_core)
     share = view.waits_for_core(worst)
-    words = f"{who(tuple(found), view.history.world_size)} wait {share:.0%} of the time for a core"
+    words = f"{who(tuple(found), view.history.world_size)} wait{'s' * (len(found) == 1)} {share:.0%} of the time for a core"
     return TooMany(
         tuple(found), view.facts(worst)[fact], view.cores(worst), view.ranks_beside(worst), share, words
     )

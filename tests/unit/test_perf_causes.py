@@ -12,6 +12,7 @@ from allranks.perf.breakdown import breakdown
 from allranks.perf.causes import Cause, find_causes
 from allranks.perf.history import read_history
 from allranks.perf.values import CallTimes, History
+from allranks.perf.view import View
 from support.histories import Doing, write_history
 
 REPLICA: dict[str, Any] = {
@@ -40,11 +41,11 @@ def doing(replica: dict[str, Any] | None = None, facts: dict[str, Any] | None = 
 
 
 def codes(found: History) -> list[str]:
-    return [cause.code for cause in find_causes(found)]
+    return [cause.code for cause in find_causes(View(found))]
 
 
 def the(code: str, found: History) -> Cause:
-    causes = {cause.code: cause for cause in find_causes(found)}
+    causes = {cause.code: cause for cause in find_causes(View(found))}
     assert code in causes, sorted(causes)
     return causes[code]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.perf.breakdown import PARTS, breakdown, over_time
+from allranks.perf.breakdown import PARTS, Waits, breakdown, over_time
 from allranks.perf.history import NoHistory, read_history
 from allranks.perf.summary import summary
 from allranks.record import layout as at
@@ -77,7 +77,8 @@ def test_time_after_the_last_step_then_it_belongs_to_no_step(tmp_path: Path) -> 
 
 
 def test_over_time_then_pieces_cover_the_run_without_gaps(tmp_path: Path) -> None:
-    rows = over_time(read_history(write_history(tmp_path, [Doing(), Doing()], steps=1000)), pieces=10)
+    history = read_history(write_history(tmp_path, [Doing(), Doing()], steps=1000))
+    rows = over_time(history, Waits(history), pieces=10)
     for pieces in rows.values():
         assert 8 <= len(pieces) <= 11
         assert all(a.until == b.since for a, b in pairwise(pieces))

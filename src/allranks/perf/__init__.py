@@ -2,8 +2,8 @@
 
 read_history(RUN)      what the agents wrote under RUN/timeline/
 breakdown(history)     the parts of a step, per rank
-over_time(history)     the same, in pieces of time
-causes.find_causes(history)   what makes it slow, with numbers and what to change
+over_time(history, waits)     the same, in pieces of time
+causes.find_causes(View(history))   what makes it slow, with numbers and what to change
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ exchange itself: who arrives last at a meeting waits for nobody, the others for 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -67,6 +68,7 @@ class Breakdown:
     ranks: tuple[RankParts, ...]
     median_step_s: float  # of the steps whose moments are known, else of the averages
     first_step_s: float  # the slowest rank's first step: compilation, allocation, warming up; 0 if not known
+    waits: Waits = field(compare=False, repr=False)  # who waited for whom, in the whole run
 
     def rank(self, number: int) -> RankParts | None:
         """The parts of a rank."""
@@ -96,12 +98,12 @@ def breakdown(history: History, since: float | None = None, until: float | None 
         if len(chosen) >= 2 and chosen[-1].step > chosen[0].step:
             ranks.append(between(rank, chosen[0], chosen[-1], waits))
     firsts = [s.end - s.start for r in history.ranks for s in r.steps if s.step == 1]
-    return Breakdown(tuple(ranks), median_step(history, ranks), max(firsts, default=0.0))
+    return Breakdown(tuple(ranks), median_step(history, ranks), max(firsts, default=0.0), waits)
 
 
-def over_time(history: History, pieces: int = 60) -> dict[int, list[RankParts]]:
+def over_time(history: History, waits: Waits, pieces: int = 60) -> dict[int, list[RankParts]]:
     """Per rank, the parts in up to `pieces` consecutive stretches of about equal length: rows of a heat map."""
-    waits, out = Waits(history), {}
+    out: dict[int, list[RankParts]] = {}
     for rank in history.ranks:
         chosen = _chosen(rank.samples, None, None)
         if len(chosen) < 2:
@@ -181,7 +183,6 @@ class Meeting:
     t: float
     came: dict[int, float]
     left: dict[int, float]
-    kind: str  # "gradients", "buffers", or the operation
 
     @property
     def last(self) -> int:
@@ -198,8 +199,8 @@ class Waits:
     """Who waited for whom, at the meetings whose moments are known of all ranks."""
 
     def __init__(self, history: History) -> None:
-        self.gradients = _meetings_of_steps(history, "exchange", "gradients")
-        self.buffers = _meetings_of_steps(history, "buffers", "buffers")
+        self.gradients = _meetings_of_steps(history, "exchange")
+        self.buffers = _meetings_of_steps(history, "buffers")
         self.calls = _meetings_of_calls(history)
 
     def share_of_exchange(self, rank: int, since: float, until: float) -> float:
@@ -216,19 +217,23 @@ class Waits:
 
 
 def _share(meetings: Sequence[Meeting], rank: int, since: float, until: float) -> float:
-    near = [m for m in meetings if since <= m.t <= until and rank in m.came]
-    chosen = near or [m for m in meetings if rank in m.came]
+    begin, end = bisect_left(meetings, since, key=_at), bisect_right(meetings, until, key=_at)
+    chosen = meetings[begin:end] or meetings
     total = sum(m.left[rank] - m.came[rank] for m in chosen)
     return min(1.0, sum(m.waited(rank) for m in chosen) / total) if total > 0 else 0.0
 
 
-def _meetings_of_steps(history: History, name: str, kind: str) -> list[Meeting]:
+def _at(meeting: Meeting) -> float:
+    return meeting.t
+
+
+def _meetings_of_steps(history: History, name: str) -> list[Meeting]:
     spans: dict[int, dict[int, tuple[float, float]]] = {}
     for rank in history.ranks:
         for step in rank.steps:
             if (span := getattr(step, name)) is not None:
                 spans.setdefault(step.step, {})[rank.rank] = span
-    return _whole(spans.values(), len(history.ranks), kind)
+    return _whole(spans.values(), len(history.ranks))
 
 
 def _meetings_of_calls(history: History) -> list[Meeting]:
@@ -238,18 +243,19 @@ def _meetings_of_calls(history: History) -> list[Meeting]:
             if _is_meeting(call):
                 key = (call.group, call.seq, call.op)
                 spans.setdefault(key, {})[rank.rank] = (call.entered, call.exited or call.entered)
-    return _whole(spans.values(), len(history.ranks), "calls")
+    return _whole(spans.values(), len(history.ranks))
 
 
 def _is_meeting(call: CallTimes) -> bool:
     return call.seq >= 0 and call.exited is not None and not call.is_async and call.group == "default"
 
 
-def _whole(spans: Iterable[dict[int, tuple[float, float]]], world_size: int, kind: str) -> list[Meeting]:
+def _whole(spans: Iterable[dict[int, tuple[float, float]]], world_size: int) -> list[Meeting]:
+    """Those that all ranks came to, by time."""
     found = []
     for span in spans:
         if len(span) == world_size > 1:
             came = {rank: begin for rank, (begin, _) in span.items()}
             left = {rank: end for rank, (_, end) in span.items()}
-            found.append(Meeting(max(left.values()), came, left, kind))
+            found.append(Meeting(max(left.values()), came, left))
     return sorted(found, key=lambda meeting: meeting.t)

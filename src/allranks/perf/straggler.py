@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from allranks.perf.breakdown import PARTS, Breakdown, RankParts, Waits
-from allranks.perf.values import History, RankHistory, Sample
+from allranks.perf.values import History, RankHistory, Sample, ms
 
 MIN_SHARE, MIN_S = 0.08, 0.001
 """Of the step that the others must wait for it, and at least so many seconds."""
@@ -47,7 +47,7 @@ def find_straggler(history: History, found: Breakdown) -> Straggler | None:
     excess = min(r.per_step("waiting") for r in rest) - slow.per_step("waiting")
     if excess < MIN_S or excess < MIN_SHARE * slow.step_s:
         return None
-    caused = _share_caused(Waits(history), slow)
+    caused = _share_caused(found.waits, slow)
     if caused is not None and caused < MIN_CAUSED:
         return None
     part, part_s = _where(slow, rest, excess)
@@ -80,11 +80,11 @@ def _why(
     mine, others = _use(history, slow), [_use(history, r) for r in rest]
     rank = history.rank(slow.rank)
     assert rank is not None
-    facts = [f"{PARTS[part]}: {_ms(slow.per_step(part))} a step, on the others "
-             f"{_ms(sum(r.per_step(part) for r in rest) / len(rest))}"] if part else []  # fmt: skip
+    facts = [f"{PARTS[part]}: {ms(slow.per_step(part))} a step, on the others "
+             f"{ms(sum(r.per_step(part) for r in rest) / len(rest))}"] if part else []  # fmt: skip
     queue = mine.queue_s - sum(o.queue_s for o in others) / len(others)
     if queue >= 0.5 * excess and mine.queue_s >= 0.1 * slow.step_s:
-        facts.append(f"{_ms(mine.queue_s)} of each step it is ready to run and gets no core")
+        facts.append(f"{ms(mine.queue_s)} of each step it is ready to run and gets no core")
         return _starved(history, rank, facts), tuple(facts), True
     if mine.faults >= 1.0 and mine.faults >= 4 * max(o.faults for o in others):
         facts.append(f"{mine.faults:.0f} pages a step had to come back from the disk")
@@ -96,7 +96,7 @@ def _why(
     cpu = mine.cpu_s - sum(o.cpu_s for o in others) / len(others)
     if part in ("forward", "backward", "optimizer", "copy"):
         if cpu >= 0.5 * excess:
-            facts.append(f"it uses {_ms(cpu)} more processor time a step than the others")
+            facts.append(f"it uses {ms(cpu)} more processor time a step than the others")
             return (
                 "it computes more than the others: larger or longer batches, or work only it does",
                 tuple(facts),
@@ -131,7 +131,7 @@ def _loader(mine: _Use, others: list[_Use], rank: RankHistory, facts: list[str])
         theirs = [o.batch_s for o in others if o.batch_s]
         if theirs:
             facts.append(
-                f"its loader workers need {_ms(mine.batch_s)} for a batch, the others' {_ms(sum(theirs) / len(theirs))}"
+                f"its loader workers need {ms(mine.batch_s)} for a batch, the others' {ms(sum(theirs) / len(theirs))}"
             )
     return "it waits for its data longer than the others: slower reading, or more or longer samples"
 
@@ -163,7 +163,3 @@ def batch_s(first: Sample, last: Sample) -> float:
     """What a loader worker needed for a batch; 0 = not known."""
     read = last.read - first.read
     return max(0.0, last.busy_s - first.busy_s) / read if read > 0 else 0.0
-
-
-def _ms(value: float) -> str:
-    return f"{value * 1e3:.1f} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"

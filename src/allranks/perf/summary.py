@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from allranks.perf.breakdown import PARTS, RankParts, breakdown
 from allranks.perf.causes import MIN_S, MIN_STEPS, find_causes
-from allranks.perf.values import History
-from allranks.perf.view import View, ms
+from allranks.perf.values import History, ms
+from allranks.perf.view import View
 
 SHOWN = 3
 DIFFERS = 0.1
@@ -24,7 +24,7 @@ def summary(history: History) -> list[str]:
     first = f", the first {found.first_step_s:.1f} s" if found.first_step_s > 5 * found.median_step_s else ""
     lines = [f"{view.steps} steps of {ms(found.median_step_s)} (median){first}: {largest}"]
     lines += _who_differs(view)
-    causes = [c for c in find_causes(history, found) if c.share >= WORTH]
+    causes = [c for c in find_causes(view) if c.share >= WORTH]
     if causes:
         lines += [f"{causes[0].code} {causes[0].title}", f"  do: {causes[0].fix}"]
     return lines

@@ -139,3 +139,8 @@ class History:
             return ()
         found = set.intersection(*({s.step for s in r.steps} for r in self.ranks))
         return tuple(sorted(found))
+
+
+def ms(value: float) -> str:
+    """Seconds as milliseconds."""
+    return f"{value * 1e3:.1f} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"

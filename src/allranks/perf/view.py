@@ -31,6 +31,7 @@ class View:
     def __init__(self, history: History, found: Breakdown | None = None) -> None:
         self.history = history
         self.found = found if found is not None else breakdown(history)
+        self._edges: dict[int, tuple[Sample, Sample] | None] = {}
 
     @cached_property
     def ranks(self) -> list[RankParts]:
@@ -93,9 +94,11 @@ class View:
 
     def edges(self, number: int) -> tuple[Sample, Sample] | None:
         """The first and the last sample of the time looked at."""
-        parts = next(r for r in self.ranks if r.rank == number)
-        inside = [s for s in self.rank(number).samples if parts.since <= s.t <= parts.until]
-        return (inside[0], inside[-1]) if len(inside) > 1 else None
+        if number not in self._edges:
+            parts = next(r for r in self.ranks if r.rank == number)
+            inside = [s for s in self.rank(number).samples if parts.since <= s.t <= parts.until]
+            self._edges[number] = (inside[0], inside[-1]) if len(inside) > 1 else None
+        return self._edges[number]
 
     def used(self, number: int, name: str) -> float:
         """How much a count of the samples grew, a step."""
@@ -123,11 +126,6 @@ class View:
     def calls(self) -> list[CallTimes]:
         """Collectives of the script that are known, of all ranks."""
         return [call for rank in self.history.ranks for call in rank.calls]
-
-
-def ms(value: float) -> str:
-    """Seconds as milliseconds."""
-    return f"{value * 1e3:.1f} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"
 
 
 def who(ranks: tuple[int, ...], world_size: int) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from allranks.perf.breakdown import PARTS, RankParts, Waits
+from allranks.perf.breakdown import PARTS, RankParts
 from allranks.report import plots, words
 from allranks.report.making import Report, Times
 
@@ -101,7 +101,7 @@ def _rank(parts: RankParts) -> dict[str, Any]:
 def came_last(times: Times) -> dict[str, int]:
     """At how many recorded meetings each rank came last."""
     counts: dict[int, int] = {rank.rank: 0 for rank in times.history.ranks}
-    for meeting in Waits(times.history).gradients:
+    for meeting in times.parts.waits.gradients:
         counts[meeting.last] += 1
     return {str(rank): count for rank, count in counts.items()}
 

@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 from allranks.core.errors import UsageError
-from allranks.perf.breakdown import Breakdown, RankParts, breakdown, over_time
+from allranks.perf.breakdown import Breakdown, RankParts, over_time
 from allranks.perf.causes import Cause, find_causes
 from allranks.perf.history import NoHistory, read_history
-from allranks.perf.straggler import Straggler, find_straggler
+from allranks.perf.straggler import Straggler
 from allranks.perf.values import History
+from allranks.perf.view import View
 from allranks.record.rundir import RunDir
 from allranks.report import facts as facts_of
 from allranks.report.facts import Facts
@@ -34,7 +35,7 @@ class Times:
     @cached_property
     def pieces(self) -> dict[int, list[RankParts]]:
         """The parts over time; not asked for by the text, and of a long run half of the work."""
-        return over_time(self.history, PIECES)
+        return over_time(self.history, self.parts.waits, PIECES)
 
     @property
     def began(self) -> float:
@@ -87,9 +88,8 @@ def _times(path: Path, attempt: int | None) -> tuple[Times | None, str]:
         return None, str(error)
     if not any(rank.samples for rank in history.ranks):
         return None, "the timeline has no sample: the run ended before its first"
-    parts = breakdown(history)
-    straggler, causes = find_straggler(history, parts), tuple(find_causes(history, parts))
-    return Times(history, parts, straggler, causes), ""
+    view = View(history)
+    return Times(history, view.found, view.straggler, tuple(find_causes(view))), ""
 
 
 def _missing(facts: Facts, times: Times | None, why: str) -> list[str]:

@@ -14,7 +14,6 @@ _LOW = re.compile(r"loss|error|perplexity|\bppl\b|nll|\bmse\b|\bmae\b|rmse|\bbpb
 _HIGH = re.compile(
     r"acc|\bf1\b|auc|\bmap\b|bleu|rouge|precision|recall|\biou\b|score|correct|psnr|ssim", re.I
 )
-_SPEED = re.compile(r"(samples|tokens|images|items|batches|steps|it)_?(/|_per_)(s|sec|second)\b", re.I)
 _OWN = ("step", "time")
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """As the lines have them: JSON knows neither."""
@@ -42,11 +41,6 @@ class Series:
         if _LOW.search(self.name.replace("_", " ")):
             return "lowest"
         return "highest" if _HIGH.search(self.name.replace("_", " ")) else ""
-
-    @property
-    def is_speed(self) -> bool:
-        """Whether it is a throughput the script measured itself."""
-        return bool(_SPEED.search(self.name))
 
     @property
     def last(self) -> Point:

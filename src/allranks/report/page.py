@@ -111,7 +111,7 @@ def _line_figure(plot: plots.LinePlot) -> Html:
     xs = sorted({x for _, points in plot.series for x, _ in points})
     every = -(-len(xs) // MOST_ROWS)
     of = [dict(points) for _, points in plot.series]
-    rows = [[f"{x:,g}", *(_cell(y, x) for y in of)] for x in xs[::every]]
+    rows = [[f"{x:,.10g}", *(_cell(y, x) for y in of)] for x in xs[::every]]
     legend = None
     if len(plot.series) > 1:
         legend = tag(

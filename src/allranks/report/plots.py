@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.perf.breakdown import PARTS, RankParts
+from allranks.perf.straggler import OWN
 from allranks.perf.values import History
 from allranks.report.making import Report, Times
 from allranks.report.metrics import Series
@@ -221,7 +222,7 @@ def stack(times: Times) -> dict[str, Any] | None:
 
 def own_s(parts: RankParts) -> float:
     """Seconds a step in which the rank did something itself: not waiting, not communicating."""
-    return sum(parts.per_step(p) for p in PARTS if p not in ("waiting", "exchange", "collective"))
+    return sum(parts.per_step(p) for p in OWN)
 
 
 HEATS = (

@@ -39,7 +39,7 @@ def as_trace(report: Report) -> dict[str, Any]:
         shared = set(history.shared_steps()[::-1][::every])
         for rank in history.ranks:
             events += _steps(rank, shared, every)
-            events += _calls(rank.rank, rank.calls[-MOST_CALLS:])
+            events += _calls(rank.rank, rank.calls[-MOST_CALLS:], rank.samples[-1].t if rank.samples else 0.0)
             events += _counters(rank)
         for step in moments_of(history, shared):
             events += _step_of_all(step)
@@ -102,7 +102,7 @@ def _inside(span: tuple[float, float], begin: float, end: float) -> tuple[float,
 
 
 def _step_of_all(step: StepMoments) -> Iterator[Event]:
-    """The parts of a step on every rank, and the gradient exchange with arrows from who came last to those who waited."""
+    """The parts of a step on every rank, and the gradient exchange with arrows from those who waited to who came last."""
     for rank in step.ranks:
         for one in rank.segments:
             if one.part != BETWEEN:
@@ -118,10 +118,7 @@ def _step_of_all(step: StepMoments) -> Iterator[Event]:
 
 
 def _arrows(name: str, key: str, came: dict[int, float]) -> Iterator[Event]:
-    """From who came last to each other rank: an arrow that begins and ends where they entered.
-
-    An arrow must not go back in time, so it begins at the earlier one: its end is who was waited for.
-    """
+    """From each rank that waited to the one that came last, where they entered: an arrow cannot go back in time."""
     last = max(came, key=lambda rank: came[rank])
     for rank, at in came.items():
         if rank != last:
@@ -130,10 +127,10 @@ def _arrows(name: str, key: str, came: dict[int, float]) -> Iterator[Event]:
             yield {"ph": "f", "bp": "e", "pid": last, "ts": us(came[last]), **flow}
 
 
-def _calls(rank: int, calls: Sequence[CallTimes]) -> Iterator[Event]:
-    """The script's own collectives."""
+def _calls(rank: int, calls: Sequence[CallTimes], until: float) -> Iterator[Event]:
+    """The script's own collectives; one that did not come back lasts as long as anything is known."""
     for call in calls:
-        end = call.exited if call.exited is not None else call.entered
+        end = max(call.exited if call.exited is not None else until, call.entered + 1e-6)
         args = {"group": call.group, "seq": call.seq, "bytes": call.bytes, "line": call.line}
         if call.exited is None:
             args["note"] = "it did not come back"

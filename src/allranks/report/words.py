@@ -7,7 +7,7 @@ import time
 
 from allranks.perf.breakdown import PARTS
 from allranks.perf.causes import MIN_STEPS
-from allranks.report.facts import Facts
+from allranks.report.facts import Facts, exit_text
 from allranks.report.making import Report, Times
 from allranks.report.moments import seconds_short
 from allranks.watch.verdict import seconds
@@ -22,11 +22,9 @@ STATES = {
 
 
 def state_text(facts: Facts) -> str:
-    """'ended well', 'failed with exit code 137 (SIGKILL)'."""
+    """How it stands: 'failed with exit code 137 (SIGKILL)'."""
     text = STATES[facts.state]
     if facts.state == "failed" and facts.exit_code is not None:
-        from allranks.report.facts import exit_text
-
         text += f" with {exit_text(facts.exit_code)}"
     return text
 

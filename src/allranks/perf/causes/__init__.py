@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allranks.perf.breakdown import Breakdown
 from allranks.perf.causes import (
     bound_to_one_core,
     buckets,
@@ -23,7 +22,6 @@ from allranks.perf.causes import (
     unused,
     workers,
 )
-from allranks.perf.values import History
 from allranks.perf.view import Cause, View
 
 __all__ = ["CAUSES", "Cause", "find_causes"]
@@ -50,9 +48,8 @@ MIN_STEPS, MIN_S = 20, 2.0
 """Of a shorter run nothing is said: it warms up."""
 
 
-def find_causes(history: History, found: Breakdown | None = None) -> list[Cause]:
+def find_causes(view: View) -> list[Cause]:
     """What makes this run slow, the dearest first. Nothing is said of what costs little."""
-    view = View(history, found)
     if view.steps < MIN_STEPS or view.seconds < MIN_S:
         return []
     causes = [cause for find in CAUSES if (cause := find(view)) is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from allranks.perf.view import Cause, View, ms
+from allranks.perf.values import ms
+from allranks.perf.view import Cause, View
 
 CODE, NAME = "AR810", "buffers-sent-every-step"
 MIN_SHARE, MIN_S = 0.03, 0.0003

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from allranks.perf.view import Cause, View, ms
+from allranks.perf.values import ms
+from allranks.perf.view import Cause, View
 
 CODE, NAME = "AR807", "steps-too-short"
 MIN_SHARE, MIN_S = 0.25, 0.001

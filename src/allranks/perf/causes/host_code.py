@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from allranks.perf.view import Cause, View, ms, who
+from allranks.perf.values import ms
+from allranks.perf.view import Cause, View, who
 
 CODE, NAME = "AR813", "script-between-calls"
 MIN_SHARE, MIN_S = 0.2, 0.002

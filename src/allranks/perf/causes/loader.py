@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from allranks.perf.view import Cause, View, ms, who
+from allranks.perf.values import ms
+from allranks.perf.view import Cause, View, who
 
 CODE, NAME = "AR801", "loader-bound"
 MIN_SHARE, MIN_S = 0.15, 0.001

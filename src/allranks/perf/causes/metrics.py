@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from allranks.perf.view import Cause, View, ms
+from allranks.perf.values import ms
+from allranks.perf.view import Cause, View
 
 CODE, NAME = "AR812", "metrics-reduced-every-step"
 MIN_SHARE, MIN_S = 0.05, 0.0005

@@ -5,6 +5,7 @@ A flag set by a handler ends one rank's loop and not the others': that is only u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,22 @@ from typing import Any
 from allranks.record import layout as at
 from allranks.record import notes, process
 
-_ours: dict[Any, Any] = {}
-"""Our handler: the user's."""
+MAX_OF_NUMBER = 8
+"""A timer that rings in every step must leave room for the signal that ends the loop."""
+_counts: Counter[int] = Counter()
+
+
+class _Noting:
+    """What is installed for a handler of the user's."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, signum: int, frame: Any) -> Any:
+        _note(int(signum))
+        return self.handler(signum, frame)
 
 
 def mark_signals(module: ModuleType) -> None:
@@ -23,7 +38,7 @@ def mark_signals(module: ModuleType) -> None:
     def signal(signalnum: Any, handler: Any) -> Any:
         known = module.default_int_handler
         given = (
-            _noting(handler)
+            _Noting(handler)
             if callable(handler) and handler is not known and not _is_constant(handler)
             else handler
         )
@@ -44,14 +59,14 @@ def _is_constant(handler: Any) -> bool:
 
 
 def _user(handler: Any) -> Any:
-    return _ours.get(handler, handler) if handler.__hash__ is not None else handler
+    return handler.handler if type(handler) is _Noting else handler
 
 
-def _noting(handler: Callable[..., Any]) -> Callable[..., Any]:
-    def noted(signum: int, frame: Any) -> Any:
+def _note(number: int) -> None:
+    if _counts[number] < MAX_OF_NUMBER:
+        _counts[number] += 1
         words = process.WRITER.words
-        notes.note("signal", number=int(signum), step=words[at.W_STEP], batch=words[at.LOADER + at.L_DRAWN])
-        return handler(signum, frame)
+        notes.note("signal", number=number, step=words[at.W_STEP], batch=words[at.LOADER + at.L_DRAWN])
 
-    _ours[noted] = handler
-    return noted
+
+process.AFTER_FORK.append(_counts.clear)

@@ -191,3 +191,52 @@ def is_compared() -> list[bool]:
 
 def test_record_when_ranks_train_apart_then_their_replicas_are_not_compared() -> None:
     assert run_ranks(2, is_compared) == [[True, False]] * 2
+
+
+def share_an_optimizer(folder: str) -> list[str]:
+    """What is said of one optimizer over a model that trains apart and one that does not, and of two over the first."""
+    said: list[str] = []
+    for number, is_split in enumerate((False, True)):
+        with allranks.start(f"{folder}/{number}", precision="fp32") as run:
+            apart = run.model(net(), shared_memory=False, sync_every=3)
+            equal = run.model(net(), name="equal", shared_memory=False)
+            ps, others = list(apart.parameters()), list(equal.parameters())
+            lists = [ps[:2], ps[2:]] if is_split else [ps + others]
+            optimizers = [
+                run.optimizer(torch.optim.SGD(part, lr=0.1), clip_norm=0.01, name=f"o{i}")
+                for i, part in enumerate(lists)
+            ]
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(run.rank))
+            with pytest.raises(allranks.AllranksError) as caught:
+                run.step((apart(x) + equal(x)).square().mean(), optimizer=optimizers[0])
+            said.append(f"{caught.value.code} {caught.value.what}; {caught.value.fix}")
+    return said
+
+
+def test_optimizer_when_it_cannot_be_shared_with_a_model_that_trains_apart_then_refused_on_all_ranks(
+    tmp_path: Path,
+) -> None:
+    first, second = run_ranks(2, share_an_optimizer, str(tmp_path))
+    assert first == second
+    assert first[0].startswith("AR118") and "equal, which has not; an optimizer of its own" in first[0]
+    assert first[1].startswith("AR118") and "'o0' and 'o1' both train model" in first[1]
+
+
+def optimize_each(folder: str) -> None:
+    with allranks.start(folder, precision="fp32") as run:
+        apart = run.model(net(), shared_memory=False, sync_every=3)
+        equal = run.model(net(), name="equal", shared_memory=False)
+        both = [
+            run.optimizer(torch.optim.SGD(m.parameters(), lr=0.1), clip_norm=0.01, name=f"o{i}")
+            for i, m in enumerate((apart, equal))
+        ]
+        generator = torch.Generator().manual_seed(run.rank)
+        for number in range(1, 5):
+            for model, optimizer in zip((apart, equal), both, strict=True):
+                run.step(model(torch.randn(4, 8, generator=generator)).square().mean(), optimizer=optimizer)
+            assert same_everywhere([p.detach() for p in equal.parameters()])
+            assert same_everywhere([p.detach() for p in apart.parameters()]) == (number % 3 == 0)
+
+
+def test_models_when_each_has_its_own_optimizer_then_only_one_trains_apart(tmp_path: Path) -> None:
+    run_ranks(2, optimize_each, str(tmp_path))

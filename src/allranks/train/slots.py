@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,3 +90,30 @@ def check_positive(name: str, value: float | None) -> None:
     """Refuse a clip of 0 or less: it would stop the training without a word."""
     if value is not None and not value > 0:
         raise UsageError("AR108", f"{name}={value}", fix=f"{name} > 0, or None for no clipping")
+
+
+def check_apart(slot: OptimizerSlot, models: list[Model], slots: Iterable[OptimizerSlot]) -> None:
+    """Refuse what a model whose ranks train apart (sync_every) cannot share: its optimizer with a model of equal ranks, and its updates.
+
+    Raises:
+        UsageError: AR118, the same on every rank.
+    """
+    apart = [m for m in models if m.local_steps is not None]
+    equal = [m for m in models if m.local_steps is None and m.replica is not None]
+    if apart and equal:
+        raise UsageError(
+            "AR118",
+            f"optimizer {slot.name!r} trains {apart[0].name}, which has sync_every, and {equal[0].name}, which has not",
+            why=f"weights and clipping would follow each rank's own gradients, and {equal[0].name} would differ between ranks",
+            fix="an optimizer of its own for each, or the same sync_every for both",
+        )
+    for model in apart:
+        ids = {id(p) for p in model.parameters()}
+        both = [s.name for s in slots if any(id(p) in ids for p in s.parameters())]
+        if len(both) > 1:
+            raise UsageError(
+                "AR118",
+                f"optimizers {both[0]!r} and {both[1]!r} both train {model.name}, which has sync_every",
+                why="each of their steps would count as an update, and ranks would be apart again right after they met",
+                fix="one optimizer with a parameter group for each part",
+            )

@@ -19,7 +19,7 @@ from allranks.core.errors import UsageError, warn_once
 from allranks.data.batch import MicroBatch
 from allranks.train import kernels
 from allranks.train.pooling import pool_gradients, used_anywhere
-from allranks.train.slots import OptimizerSlot, Update
+from allranks.train.slots import OptimizerSlot, Update, check_apart
 from allranks.wrap.model import Model, Window
 from allranks.wrap.precision import Precision, agree_on_inf, scale_all
 
@@ -114,12 +114,17 @@ class Stepper:
         )
 
     def models_of(self, slot: OptimizerSlot) -> list[Model]:
-        """The models an optimizer trains; looked up again only when models or parameter groups were added."""
+        """The models an optimizer trains; looked up again only when models or parameter groups were added.
+
+        Raises:
+            UsageError: AR118 one of them has sync_every and cannot share this optimizer.
+        """
         key = (len(self.models), sum(len(g["params"]) for g in slot.optimizer.param_groups))
         if slot.models_key != key:
             mine = {id(p) for p in slot.parameters()}
-            slot.models = [m for m in self.models.values() if any(id(p) in mine for p in m.parameters())]
-            slot.models_key = key
+            models = [m for m in self.models.values() if any(id(p) in mine for p in m.parameters())]
+            check_apart(slot, models, self.slots.values())
+            slot.models, slot.models_key = models, key
         return slot.models
 
     def _check_loss(self, loss: torch.Tensor) -> None:

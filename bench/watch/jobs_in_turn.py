@@ -17,70 +17,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from pathlib import Path
 
 BATCH = 32
 STEPS = {"tiny": 40, "cnn": 4, "lm": 3}
 """Of a block: about a tenth of a second."""
 
 
-def model_of(job: str) -> Any:
-    """As in ../shared/bench/overhead/job.py."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    if job == "tiny":
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    if job == "cnn":
-
-        def block(i: int, o: int, s: int) -> nn.Module:
-            return nn.Sequential(
-                nn.Conv2d(i, o, 3, s, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True)
-            )
-
-        blocks = [block(3, 32, 1), block(32, 64, 2), block(64, 128, 2), block(128, 256, 2)]
-        return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
-
-    class LM(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.head = nn.Embedding(512, 192), nn.Linear(192, 512)
-            layer = nn.TransformerEncoderLayer(192, 6, 768, 0.0, batch_first=True)
-            self.enc = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-
-        def forward(self, x: Any) -> Any:
-            return self.head(self.enc(self.emb(x))).mean(1)
-
-    return LM()
-
-
-def inputs_of(job: str, count: int) -> Any:
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    if job == "lm":
-        return torch.randint(0, 512, (count, 64), generator=generator)
-    return torch.randn(count, *((64,) if job == "tiny" else (3, 32, 32)), generator=generator)
-
-
 def rank_main(job: str, pairs: int, store: str) -> None:
+    os.environ["JOB"] = job  # before job.py is imported: it chooses the model
+    sys.path.insert(0, str(Path(__file__).parents[1] / "overhead"))
+
     import torch
     import torch.distributed as dist
     from in_turn import switches
+    from job import dataset  # pyright: ignore[reportMissingImports]
+    from job import model as make_model
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as optimizers
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader, Subset
 
     torch.set_num_threads(1)
     rank, steps = int(os.environ["RANK"]), STEPS[job]
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-    model = DistributedDataParallel(model_of(job))
+    model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
-    data = TensorDataset(inputs_of(job, BATCH * steps), torch.randint(0, 10, (BATCH * steps,)))
-    loader = DataLoader(data, batch_size=BATCH)
+    loader = DataLoader(Subset(dataset(), range(BATCH * steps)), batch_size=BATCH)
     hooks = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
     kept, switched = [dict(found) for found in hooks], switches()
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from support import elastic_job, resume_job, soak
-from support.cluster import Hosts
+from support.cluster import Hosts, process_of_rank
 from support.command import Command, Done
-from support.processes import children_of
 from support.ranks import run_ranks
 from support.soak import NUM_UPDATES, SAVE_STEPS, SEED, Reference
 
@@ -46,18 +45,6 @@ def wait_until(condition: Callable[[], object], commands: list[Command], timeout
         time.sleep(0.02)
 
 
-def script_process(command: Command, script: str) -> int:
-    """The pid, as this machine sees it, of the rank that a launcher on a host has started."""
-    waiting = children_of(command.process.pid)
-    while waiting:
-        pid = waiting.pop()
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if any(word.endswith(script.encode()) for word in words) and b"run" not in words:
-            return pid
-        waiting += children_of(pid)
-    raise AssertionError("no rank")
-
-
 def ended_well(commands: list[Command]) -> list[Done]:
     done = [command.finish(100) for command in commands]
     assert [d.code for d in done] == [0] * len(done), "\n".join(d.story() for d in done)
@@ -82,7 +69,7 @@ def test_elastic_job_when_a_host_dies_and_another_comes_then_the_global_batches_
     third = node(hosts, 2, "1:2", folder, *words, node_rank=1)
     third.wait_for("taken in at the next restart", 60)
     wait_until(lambda: (folder / "run" / "checkpoints" / "step-00000049").exists(), [first])
-    os.kill(script_process(first, "elastic_job.py"), signal.SIGKILL)
+    os.kill(process_of_rank(first, "elastic_job.py"), signal.SIGKILL)
     ended_well([first, third])
     second.kill_all()
     assert [(folder / f"end-{rank}").read_text() for rank in (0, 1)] == ["2 100"] * 2

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Hosts
+from support.cluster import Hosts, process_of_rank
 from support.command import Command, Done
 from support.needs import need_commands
-from support.processes import children_of
 
 MakeHosts = Callable[[int], Hosts]
 
@@ -84,18 +83,6 @@ def wait_for_file(path: Path, timeout_s: float = 30) -> None:
     while not path.exists() or not path.read_text():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.02)
-
-
-def rank_process(command: Command, script: str = "train.py") -> int:
-    """The pid, as this machine sees it, of the rank that a launcher on a host has started."""
-    waiting = children_of(command.process.pid)
-    while waiting:
-        pid = waiting.pop()
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if any(word.endswith(script.encode()) for word in words) and b"run" not in words:
-            return pid
-        waiting += children_of(pid)
-    raise AssertionError("no rank")
 
 
 @pytest.mark.timeout(150)  # torch starts on both hosts: 25 s where other work shares the cores
@@ -204,7 +191,7 @@ def test_rank_when_killed_on_one_host_then_both_tell_it_and_end(
     hosts = make_hosts(2)
     commands = both(hosts, *options, "--nproc", "1", train(WAITS), "60")
     wait_for_file(tmp_path / "pid-1-0")
-    os.kill(rank_process(commands[1]), signal.SIGKILL)
+    os.kill(process_of_rank(commands[1]), signal.SIGKILL)
     for done in ended(commands):
         assert done.code == 137, done.story()
         assert (
@@ -285,7 +272,7 @@ def test_restart_when_a_host_dies_then_the_job_goes_on_without_it_and_takes_in_w
     first.wait_for("ready 0 of 1 attempt 1", 30)
     third = node(hosts, 2, *options, nodes="1:2", rank=1)
     third.wait_for("taken in at the next restart", 20)
-    os.kill(rank_process(first), signal.SIGKILL)
+    os.kill(process_of_rank(first), signal.SIGKILL)
     wait_for_file(tmp_path / "pid-1-2")
     (tmp_path / "enough").touch()
     assert [d.code for d in ended([first, third])] == [0, 0]

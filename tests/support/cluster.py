@@ -102,3 +102,15 @@ def make_hosts(start_command: StartCommand) -> Iterator[Callable[[int], Hosts]]:
     yield make
     for hosts in made:
         hosts.down()
+
+
+def process_of_rank(command: Command, script: str = "train.py") -> int:
+    """The pid, as this machine sees it, of the rank that a launcher on a host has started."""
+    waiting = children_of(command.process.pid)
+    while waiting:
+        pid = waiting.pop()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if any(word.endswith(script.encode()) for word in words) and b"run" not in words:
+            return pid
+        waiting += children_of(pid)
+    raise AssertionError("no rank")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from allranks.core.errors import UsageError
-from allranks.train import kernels
+from allranks.train import kernels, snapshot
 from allranks.train.slots import OptimizerSlot
 
 _SHAPES = ((7,), (64, 33), (1001,), (10,))
@@ -133,3 +133,33 @@ def test_clip_when_all_norms_come_in_one_call_then_bits_of_torch() -> None:
     assert norm is not None and torch.equal(norm, nn.utils.clip_grad_norm_(other, 0.5, foreach=False))
     for p, q in zip(ps, other, strict=True):
         assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+def with_a_step(ps: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> OptimizerSlot:
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    slot = OptimizerSlot("optimizer", optimizer)
+    slot.take_step(None)
+    return slot
+
+
+@pytest.mark.parametrize("said", [{"fused": True}, {"foreach": False}, {}])
+def test_put_optimizer_when_the_saved_one_stepped_in_another_form_then_the_present_one_stays(
+    said: dict[str, bool],
+) -> None:
+    ps = parameters()
+    saved = with_a_step(ps, torch.optim.AdamW(ps, lr=0.01))
+    assert saved.optimizer.param_groups[0]["foreach"] is True  # chosen by the library
+    again = parameters()
+    slot = OptimizerSlot("optimizer", torch.optim.AdamW(again, lr=0.5, **said))
+    before = {key: slot.optimizer.param_groups[0][key] for key in ("foreach", "fused")}
+    snapshot._put_optimizer(slot, saved.optimizer.state_dict(), "somewhere")
+    group = slot.optimizer.param_groups[0]
+    assert {key: group[key] for key in before} == before and group["lr"] == 0.01
+    assert torch.equal(slot.optimizer.state[again[0]]["exp_avg"], saved.optimizer.state[ps[0]]["exp_avg"])
+    saved_state = saved.optimizer.state_dict()
+    assert saved_state["param_groups"][0]["foreach"] is True  # what was loaded is as it was
+    for p in again:
+        p.grad = torch.ones_like(p)
+    slot.take_step(None)  # and steps with the state that it was given
+    assert int(slot.optimizer.state[again[0]]["step"]) == 2

@@ -8,6 +8,7 @@ the last bit, so it is only taken when asked for. What the user said when making
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -78,6 +79,19 @@ def use_fused(optimizer: torch.optim.Optimizer) -> None:
 def _known(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
     names = inspect.signature(kind.__init__).parameters
     return {key: value for key, value in settings.items() if key in names}
+
+
+def with_present_form(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state to load whose groups step in the form that the optimizer has now.
+
+    torch's load_state_dict takes the groups' options from the state: a fused optimizer would no longer be fused, and what we chose in
+    one run would pass for what the user says in the next.
+    """
+    groups = [
+        {**theirs, **{key: ours[key] for key in ("foreach", "fused") if key in ours}}
+        for theirs, ours in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**state, "param_groups": groups}
 
 
 def forget_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -14,7 +14,7 @@ from allranks.ckpt import Checkpoint, Snapshot
 from allranks.core.errors import CheckpointError
 from allranks.core.seeds import derive_seed
 from allranks.metrics.sinks import METRICS, JsonLines, count_lines, cut_lines
-from allranks.train import sending
+from allranks.train import kernels, sending
 from allranks.train.slots import OptimizerSlot
 from allranks.train.state import RunState, seed_generators
 from allranks.wrap import plain
@@ -208,7 +208,8 @@ def _put_optimizer(slot: OptimizerSlot, state: Mapping[str, Any], path: str) -> 
                     f"the parameter {list(parameter.shape)}",
                     fix="the same parameters in the same order as when it was saved",
                 )
-    _load(slot.optimizer, state, f"optimizer {slot.name!r}", path)
+    present = kernels.with_present_form(slot.optimizer, state)
+    _load(slot.optimizer, present, f"optimizer {slot.name!r}", path)
 
 
 def _put_slot(

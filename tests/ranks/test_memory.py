@@ -285,6 +285,19 @@ def test_wait_when_a_rank_does_not_come_then_timeout_names_it(tmp_path: Path) ->
     ].story()
 
 
+def has_core(is_bound: bool) -> bool:
+    cores = sorted(os.sched_getaffinity(0))
+    assert len(cores) > 1
+    os.sched_setaffinity(0, cores[dist.get_rank() % 2 :][:1] if is_bound else cores[:1])
+    return opened(1 << 12).counters.has_core
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_open_when_each_rank_is_bound_to_a_core_of_its_own_then_it_may_look(is_bound: bool) -> None:
+    assert run_ranks(2, has_core, is_bound) == [is_bound] * 2
+
+
 def refuse(how: str) -> tuple[str, bool]:
     if how == "little memory" and dist.get_rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))

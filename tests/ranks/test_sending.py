@@ -16,6 +16,7 @@ from torch import nn
 import allranks
 from allranks.comm import hosts as comm_hosts
 from allranks.comm.memory import opening
+from allranks.wrap import memory
 from allranks.wrap.wire import METHODS, PowerSgd, make_method
 from support.ranks import run_outcomes, run_ranks
 
@@ -293,6 +294,27 @@ def test_hosts_when_they_add_up_then_the_sum_and_the_same_bits_everywhere(places
     results = run_ranks(len(places), add_up_on_hosts, places, room)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def auto_on_one_host(folder: str) -> str:
+    """Memory alone is too little here, so hosts are looked for, and there is one."""
+    short = opening.Refused("rank 0: too little", is_one_host=False)
+    memory.open_memory = lambda num_bytes, reason="": short
+    with allranks.start(folder, global_batch_size=12) as run:
+        model = run.model(Net(), compress="auto")
+        run.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+        loader = run.loader(data(), shuffle=True)
+        for _ in run.epochs(8):
+            for x, y in loader:
+                run.step(((model(x) - y) ** 2).mean())
+        same_everywhere([p.detach() for p in model.parameters()])
+        assert model.exchange is not None and model.exchange.chooser is not None
+        return model.exchange.chooser.chosen
+
+
+def test_training_when_one_host_has_too_little_memory_then_auto_chooses_for_the_group(tmp_path: Path) -> None:
+    chosen = run_ranks(2, auto_on_one_host, str(tmp_path), init=False)
+    assert len(set(chosen)) == 1 and chosen[0] in METHODS
 
 
 def train_on_hosts(folder: str, places: str) -> None:

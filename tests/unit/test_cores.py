@@ -13,7 +13,7 @@ import torch
 from allranks.comm import threads
 from allranks.comm.threads import share_threads
 from allranks.core import cores
-from allranks.core.cores import cpu_quota, share_of_cores, usable_cores
+from allranks.core.cores import cpu_quota, is_core_for_each, share_of_cores, usable_cores
 from allranks.core.place import Place
 
 
@@ -113,6 +113,24 @@ def test_share_of_cores_then_own_cores_count_whole_and_shared_ones_in_part(
     on_this_host: list[frozenset[int]], usable: int, share: float
 ) -> None:
     assert share_of_cores(FIRST4, on_this_host, usable) == share
+
+
+@pytest.mark.parametrize(
+    ("on_this_host", "usable", "expected"),
+    [
+        ([frozenset({0}), frozenset({1})], 1, True),  # each bound to a core of its own
+        ([FIRST4] * 4, 4, True),
+        ([frozenset(range(6))] * 6, 6, True),  # 1/6 six times is less than 1 in floats
+        ([FIRST4] * 5, 4, False),
+        ([frozenset({0})] * 2, 1, False),
+        ([FIRST4] * 4, 2, False),  # a quota
+        ([ALL16, frozenset({0}), frozenset({0})], 16, False),
+    ],
+)
+def test_is_core_for_each_then_only_where_no_rank_must_share_one(
+    on_this_host: list[frozenset[int]], usable: int, expected: bool
+) -> None:
+    assert is_core_for_each(on_this_host, usable) == expected
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------------

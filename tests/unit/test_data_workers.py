@@ -9,8 +9,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,22 +26,23 @@ from allranks.data.worker_count import auto_num_workers
 
 
 @pytest.mark.parametrize(
-    ("cores", "local_world_size", "device", "expected"),
+    ("num_cores", "device", "expected"),
     [
-        (1, 1, "cpu", 0),
-        (2, 2, "cuda", 0),
-        (2, 1, "cuda", 1),
-        (64, 8, "cuda", 7),
-        (64, 2, "cuda", 8),
-        (4, 1, "cpu", 1),
-        (2, 1, "cpu", 0),
-        (16, 2, "cpu", 2),
+        (1, "cpu", 0),
+        (1, "cuda", 0),
+        (2, "cuda", 1),
+        (8, "cuda", 7),
+        (32, "cuda", 8),
+        (4, "cpu", 1),
+        (3.9999999999, "cpu", 1),  # 1/6 six times and the like
+        (2, "cpu", 0),
+        (2.67, "cuda", 1),
     ],
 )
 def test_auto_when_cores_are_shared_leaves_some_for_the_training(
-    cores: int, local_world_size: int, device: str, expected: int
+    num_cores: float, device: str, expected: int
 ) -> None:
-    assert auto_num_workers(local_world_size, device, cores) == expected
+    assert auto_num_workers(num_cores, device) == expected
 
 
 class Workers(Dataset[Any]):
@@ -242,3 +245,62 @@ def test_generator_states_when_written_as_text_come_back() -> None:
     back = from_text(to_text(states))
     assert torch.equal(states[0], back[0]) and states[1] == back[1]
     assert list(states[2][1]) == list(back[2][1]) and states[2][2:] == back[2][2:]
+
+
+# -- num_workers of `allranks run --set` ----------------------------------------------------------------------------------------
+
+
+def workers_here() -> int:
+    info = get_worker_info()
+    return 0 if info is None else info.num_workers
+
+
+class SaysWorkers(Dataset[Any]):
+    """Each sample is the number of workers that read beside it, itself included."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return workers_here()
+
+
+class SaysWorkersInTurn(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(4):
+            yield workers_here()
+
+
+class DividesItself(IterableDataset[Any]):
+    """Other workers, other samples."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        yield from [0 if info is None else info.num_workers] * 4
+
+
+def workers_of(source: Any, **settings: Any) -> set[int]:
+    loader = make_loader(source, global_batch_size=2, num_workers=0, **settings)
+    return {int(number) for batch in loader for number in batch}
+
+
+@pytest.mark.filterwarnings("ignore:AR149")
+@pytest.mark.parametrize(
+    ("source", "settings", "expected"),
+    [
+        (SaysWorkers(), {"shuffle": True}, {2}),
+        (SaysWorkers(), {}, {0}),  # for evaluation: the search measures training
+        (SaysWorkersInTurn(), {"sharded": False}, {2}),
+        (DividesItself(), {}, {0}),
+    ],
+)
+def test_workers_from_outside_then_only_where_batches_do_not_depend_on_them(
+    source: Any,
+    settings: dict[str, Any],
+    expected: set[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with mock.patch.dict(os.environ, {"ALLRANKS_SET": '{"num_workers": 2}'}):
+        assert workers_of(source, **settings) == expected
+    assert ("--set num_workers does not change" in caplog.text) == isinstance(source, DividesItself)

@@ -145,7 +145,7 @@ def with_a_step(ps: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> Opt
 
 @pytest.mark.parametrize("said", [{"fused": True}, {"foreach": False}, {}])
 def test_put_optimizer_when_the_saved_one_stepped_in_another_form_then_the_present_one_stays(
-    said: dict[str, bool],
+    said: dict[str, Any],
 ) -> None:
     ps = parameters()
     saved = with_a_step(ps, torch.optim.AdamW(ps, lr=0.01))

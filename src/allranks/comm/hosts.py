@@ -26,6 +26,7 @@ from allranks.comm import values
 from allranks.comm.memory.opening import born, group_timeout_s, network
 from allranks.comm.memory.summing import ALIGN
 from allranks.comm.memory.waiting import LINE_BYTES, Counters
+from allranks.core.cores import affinity, is_core_for_each, usable_cores
 
 MAX_ROOM_BYTES = 64 << 20  # per rank; larger models go through it in turns
 _TOKEN_BYTES = 16
@@ -48,10 +49,18 @@ class Hosts:
         memory: Shared by this host's ranks; None for a rank alone on its host.
         fds: By place in `ranks`, a pidfd of its process; -1 for this one.
         room_bytes: For each rank, and for the sum, between two waits.
+        has_core: Whether every rank of this host has a core of its own.
     """
 
     def __init__(
-        self, ranks: list[int], leaders: list[int], memory: mmap | None, fds: list[int], room_bytes: int
+        self,
+        ranks: list[int],
+        leaders: list[int],
+        memory: mmap | None,
+        fds: list[int],
+        room_bytes: int,
+        *,
+        has_core: bool,
     ) -> None:
         me = dist.get_rank()
         self.ranks, self.leaders, self.memory, self.room_bytes = ranks, leaders, memory, room_bytes
@@ -59,7 +68,9 @@ class Hosts:
         self.group = _group_of(leaders)
         self._place, self._posted = ranks.index(me), 0
         self._counters = (
-            None if memory is None else Counters(memory, self._place, fds, group_timeout_s(), ranks)
+            None
+            if memory is None
+            else Counters(memory, self._place, fds, group_timeout_s(), has_core=has_core, names=ranks)
         )
 
     def add_up(self, tensors: list[torch.Tensor]) -> None:
@@ -164,7 +175,13 @@ def open_hosts(num_bytes: int, reason: str = "") -> Hosts | Apart:
     me = dist.get_rank()
     room = max(ALIGN, -(-min(num_bytes, MAX_ROOM_BYTES) // ALIGN) * ALIGN)
     places = values.gather_objects(
-        {"reason": reason, "host": _host(), "pid": os.getpid(), "born": born(os.getpid())}
+        {
+            "reason": reason,
+            "host": _host(),
+            "pid": os.getpid(),
+            "born": born(os.getpid()),
+            "cores": affinity(),
+        }
     )
     refused = next((f"rank {r}: {p['reason']}" for r, p in enumerate(places) if p["reason"]), "")
     if refused:
@@ -175,6 +192,10 @@ def open_hosts(num_bytes: int, reason: str = "") -> Hosts | Apart:
     ranks, leaders = by_host[places[me]["host"]], sorted(r[0] for r in by_host.values())
     if len(leaders) == len(places):
         return Apart("every rank is alone on its host")
+    if len(leaders) == 1:
+        return Apart(
+            "all ranks are on one host"
+        )  # memory alone would do it; nobody is there to exchange with
     with contextlib.ExitStack() as stack:
         offer = _offer(len(ranks), room, stack) if me == ranks[0] and len(ranks) > 1 else {}
         offers = values.gather_objects(offer)
@@ -184,7 +205,8 @@ def open_hosts(num_bytes: int, reason: str = "") -> Hosts | Apart:
     if refused:
         _close(fds)
         return Apart(refused)
-    return Hosts(ranks, leaders, memory, fds, room)
+    has_core = is_core_for_each([places[rank]["cores"] for rank in ranks], usable_cores())
+    return Hosts(ranks, leaders, memory, fds, room, has_core=has_core)
 
 
 def _host() -> tuple[str, str]:

@@ -35,6 +35,17 @@ def share_of_cores(mine: frozenset[int], on_this_host: Sequence[frozenset[int]],
     return min(share, usable / len(on_this_host)) if usable < len(mine) else share
 
 
+def own_share(on_this_host: Sequence[frozenset[int]]) -> float:
+    """This process' fair share of cores among the ranks of its host, of which it is one."""
+    return share_of_cores(affinity(), on_this_host, usable_cores())
+
+
+def is_core_for_each(on_this_host: Sequence[frozenset[int]], usable: int) -> bool:
+    """Whether every rank of a host has a whole core's worth: bound to one of its own, or among enough of them."""
+    shares = (share_of_cores(cores, on_this_host, usable) for cores in on_this_host)
+    return min(shares, default=1.0) > 1 - 1e-6
+
+
 def cpu_quota(proc: Path, cgroup: Path) -> float | None:
     """The CPU quota of this process' cgroup in cores (v2 first, then v1); None without one."""
     try:

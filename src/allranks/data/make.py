@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from allranks.core.overrides import note
+from allranks.core.cores import usable_cores
+from allranks.core.overrides import is_overridden, overridden
 from allranks.data.agree import Exchange
 from allranks.data.batch import MicroBatch
 from allranks.data.checks import (
@@ -42,7 +43,7 @@ def make_loader(
     *,
     rank: int = 0,
     world_size: int = 1,
-    local_world_size: int = 1,
+    num_cores: float | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
     global_batch_size: int | None = None,
@@ -78,7 +79,7 @@ def make_loader(
             here says otherwise.
         rank: This rank.
         world_size: Ranks that share the data.
-        local_world_size: Ranks on this machine, for num_workers="auto".
+        num_cores: Of this rank, for num_workers="auto"; all that this process may use if not given.
         device: Where batches arrive. On CUDA they are copied one batch ahead from pinned memory.
         seed: Of orders, workers and augmentation; the same on all ranks.
         global_batch_size: Samples per update over all ranks; a DataLoader's batch_size if not given.
@@ -147,8 +148,9 @@ def make_loader(
     )
     _say_fewer_steps(plan)
     make = _stream_source if wanted.is_iterable else _map_source
+    cores = usable_cores() if num_cores is None else num_cores
     return RankLoader(
-        make(wanted, plan, local_world_size, device, sharded, exchange),
+        make(wanted, plan, cores, device, sharded, exchange),
         dataset=wanted.dataset,
         device=device,
         seed=wanted.seed,
@@ -176,27 +178,29 @@ def _say_fewer_steps(plan: Plan) -> None:
 
 
 def _map_source(
-    wanted: Wanted, plan: Plan, local_world_size: int, device: torch.device, sharded: object, exchange: object
+    wanted: Wanted, plan: Plan, num_cores: float, device: torch.device, sharded: object, exchange: object
 ) -> Source:
     order = _order(wanted)
     check_not_empty(wanted, order.num_batches())
-    return MapSource(order, plan, _engine(wanted, plan.rank, local_world_size, device), seed=wanted.seed)
+    return MapSource(order, plan, _engine(wanted, plan.rank, num_cores, device), seed=wanted.seed)
 
 
 def _stream_source(
     wanted: Wanted,
     plan: Plan,
-    local_world_size: int,
+    num_cores: float,
     device: torch.device,
     sharded: bool | None,
     exchange: Exchange | Literal["auto"] | None,
 ) -> Source:
-    num_workers = _num_workers(wanted, local_world_size, device)
+    division = division_of(wanted.dataset, sharded)
+    num_workers = _num_workers(wanted, num_cores, device)
+    if division == "whole":
+        num_workers = _in_effect(wanted, num_workers)
+    else:
+        _say_untouched(wanted, "its data set divides itself among workers: another number, other batches")
     check_picklable(wanted, num_workers)
     settings = wanted.settings(num_workers, device)
-    division = division_of(wanted.dataset, sharded)
-    if division == "whole":
-        _note_workers(wanted, num_workers)
     if sharded is None:
         logger.info(
             "the iterable data set %s is taken %s (sharded=True or False says otherwise)",
@@ -236,29 +240,39 @@ def _order(wanted: Wanted) -> Order:
     )
 
 
-def _engine(wanted: Wanted, rank: int, local_world_size: int, device: torch.device) -> Engine:
+def _engine(wanted: Wanted, rank: int, num_cores: float, device: torch.device) -> Engine:
     is_quiet = is_free_of_randomness(wanted.dataset)
     asks_for_workers = isinstance(wanted.num_workers, int) and wanted.num_workers > 0
     if is_tensors(wanted.dataset, wanted.collate_fn) and not asks_for_workers:
         pinned = device.type == "cuda" and wanted.pin_memory is not False
+        _say_untouched(wanted, "its batches are cut from tensors in memory, without workers")
         return TensorEngine(wanted.dataset, pin_memory=pinned)
     # Tensors in memory: sending a batch to another process costs more than cutting it.
-    num_workers = 0 if is_quiet and not asks_for_workers else _num_workers(wanted, local_world_size, device)
+    num_workers = 0 if is_quiet and not asks_for_workers else _num_workers(wanted, num_cores, device)
+    num_workers = _in_effect(wanted, num_workers)
     check_picklable(wanted, num_workers)
     settings = wanted.settings(num_workers, device)
-    _note_workers(wanted, num_workers)
     return SampleEngine(wanted.dataset, settings, rank=rank, is_seeded=not is_quiet)
 
 
-def _num_workers(wanted: Wanted, local_world_size: int, device: torch.device) -> int:
+def _num_workers(wanted: Wanted, num_cores: float, device: torch.device) -> int:
     if isinstance(wanted.num_workers, int):
         return wanted.num_workers
-    return auto_num_workers(local_world_size, device.type)
+    return auto_num_workers(num_cores, device.type)
 
 
-def _note_workers(wanted: Wanted, num_workers: int) -> None:
-    """Say what is in effect, where another number of workers would give the same batches."""
-    if wanted.is_training():
-        note("num_workers", num_workers)
-        if num_workers:
-            note("prefetch_factor", wanted.prefetch_factor or 2)  # torch's own default
+def _in_effect(wanted: Wanted, num_workers: int) -> int:
+    """The workers of a loader whose batches do not depend on their number: those of `--set` in place of its own, in training."""
+    if not wanted.is_training():
+        return num_workers
+    num_workers = overridden("num_workers", num_workers)
+    if num_workers:
+        wanted.prefetch_factor = overridden("prefetch_factor", wanted.prefetch_factor or 2)  # 2: torch's own
+    return num_workers
+
+
+def _say_untouched(wanted: Wanted, why: str) -> None:
+    if wanted.is_training() and is_overridden("num_workers"):
+        logger.info(
+            "--set num_workers does not change a loader of %s: %s", type(wanted.dataset).__name__, why
+        )

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from allranks.core.cores import usable_cores
-
 # Beyond 8 workers a rank is usually held up by its storage or its main process; who needs more says so.
 _MOST = 8
 
 
-def auto_num_workers(local_world_size: int, device_type: str, cores: int | None = None) -> int:
+def auto_num_workers(num_cores: float, device_type: str) -> int:
     """Loader workers for one rank.
 
     Args:
-        local_world_size: Ranks that share this machine's cores.
+        num_cores: Of this rank: its own ones, and its part of those that it shares with others.
         device_type: On "cpu" the cores are for the training itself: a quarter of them read data. Otherwise all but one.
-        cores: Usable cores of this process; found out if not given.
 
     Returns:
         0 where the rank has a single core: a worker would only take turns with the training.
     """
-    mine = (usable_cores() if cores is None else cores) // max(1, local_world_size)
+    mine = int(num_cores + 1e-6)
     if mine <= 1:
         return 0
     return min(_MOST, mine // 4 if device_type == "cpu" else mine - 1)

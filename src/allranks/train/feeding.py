@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from allranks.core.errors import UsageError
-from allranks.core.overrides import is_overridden, note, overridden
+from allranks.core.overrides import note
 from allranks.core.seeds import derive_seed
 from allranks.data import RankLoader, make_loader
 from allranks.data.batch import MicroBatch
@@ -35,14 +35,13 @@ class Feeding(RunState):
             settings.setdefault("accumulation_steps", self.accumulation_steps)
         if settings.get("accumulation_steps", 1) == 1:
             settings.setdefault("micro_batch_size", self.micro_batch_size)
-        _override_workers(settings)
         name = self._new_name(name or "loader", self.loaders)
         loader: RankLoader
         loader = make_loader(
             source,
             rank=self.rank,
             world_size=self.world_size,
-            local_world_size=self.place.local_world_size,
+            num_cores=self.num_cores,
             device=self.device,
             seed=self.seed,
             global_batch_size=global_batch_size,
@@ -125,10 +124,3 @@ class Feeding(RunState):
         """Part the ranks' random streams, for dropout and augmentation; called by itself when training begins."""
         self._is_seeded_per_rank = True
         seed_generators(derive_seed(self.seed, "rank", self.rank))
-
-
-def _override_workers(settings: dict[str, Any]) -> None:
-    """Workers and prefetching as the command line says, where it does."""
-    for name in ("num_workers", "prefetch_factor"):
-        if is_overridden(name):
-            settings[name] = overridden(name, None)

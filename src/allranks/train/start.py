@@ -19,7 +19,7 @@ from allranks.comm.joining import join
 from allranks.comm.membership import Membership
 from allranks.comm.parting import part
 from allranks.comm.threads import share_threads
-from allranks.core.cores import affinity
+from allranks.core.cores import affinity, own_share
 from allranks.core.errors import StartError, UsageError
 from allranks.core.overrides import is_overridden, overridden, trial_folder
 from allranks.core.place import Place, find_place
@@ -116,9 +116,8 @@ def start(
         run: Run | None = None
         try:
             folder = _agree_on_folder(run_dir)
-            thread_note = (
-                share_threads(place, threads, _local_affinities(place)) if chosen.type == "cpu" else ""
-            )
+            on_this_host = _local_affinities(place)
+            thread_note = share_threads(place, threads, on_this_host) if chosen.type == "cpu" else ""
             seed_generators(seed)
             run = Run(
                 place=place,
@@ -132,6 +131,7 @@ def start(
                 micro_batch_size=micro_batch_size,
                 make_sinks=lambda resumed_at: [*default_sinks(folder, tensorboard, resumed_at), *sinks],
                 sinks=tuple(sinks),
+                num_cores=own_share(on_this_host),
             )
             run.resume_from = "never" if trial_folder() is not None else os.fspath(resume)
             _open_runs.append(run)

@@ -39,9 +39,11 @@ class RunState:
         micro_batch_size: int | None,
         make_sinks: Callable[[int | None], list[Sink]],
         sinks: tuple[Sink, ...] = (),
+        num_cores: float = 1.0,
     ) -> None:
         self.place, self.device, self.run_dir, self.seed = place, device, run_dir, seed
         self.precision = precision
+        self.num_cores = num_cores  # this rank's share of its host's
         self.global_batch_size, self.accumulation_steps, self.micro_batch_size = (
             global_batch_size,
             accumulation_steps,

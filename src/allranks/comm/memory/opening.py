@@ -23,6 +23,7 @@ import torch.distributed as dist
 from allranks.comm import values
 from allranks.comm.memory.summing import ALIGN, DTYPES, MemorySum
 from allranks.comm.memory.waiting import LINE_BYTES, Counters
+from allranks.core.cores import affinity, is_core_for_each, usable_cores
 
 MAX_HALF_BYTES = 64 << 20  # per rank; larger models go through it in turns
 _TOKEN_BYTES = 16
@@ -87,7 +88,9 @@ def open_memory(num_bytes: int, reason: str = "") -> MemorySum | Refused:
         return Refused(f"rank {refused[0]}: {refused[1]}", is_one_host)
     assert found is not None
     memory, fds = found
-    return MemorySum(memory, Counters(memory, dist.get_rank(), fds, group_timeout_s()), half_bytes)
+    has_core = is_core_for_each([o["cores"] for o in offers], usable_cores())
+    counters = Counters(memory, dist.get_rank(), fds, group_timeout_s(), has_core=has_core)
+    return MemorySum(memory, counters, half_bytes)
 
 
 def _offer(reason: str, half_bytes: int) -> tuple[dict[str, Any], int | None]:
@@ -97,6 +100,7 @@ def _offer(reason: str, half_bytes: int) -> tuple[dict[str, Any], int | None]:
         "pid": os.getpid(),
         "born": born(os.getpid()),
         "network": network(),
+        "cores": affinity(),
     }
     if reason or dist.get_rank() != 0:
         return offer, None

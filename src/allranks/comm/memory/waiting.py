@@ -52,6 +52,7 @@ class Counters:
         rank: This process.
         process_fds: By rank, a pidfd of its process; -1 for this one.
         timeout_s: Longest wait for another rank.
+        has_core: Whether every rank has a core of its own, so that looking for the others takes time from nobody.
         names: What these ranks are called in messages, where they are some of the job's.
     """
 
@@ -61,6 +62,8 @@ class Counters:
         rank: int,
         process_fds: list[int],
         timeout_s: float,
+        *,
+        has_core: bool,
         names: list[int] | None = None,
     ) -> None:
         world_size = len(process_fds)
@@ -75,7 +78,7 @@ class Counters:
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._slice = _Timespec(0, int(_SLICE_S * 1e9))
         self._fence = threading.Lock()
-        self._has_cores = len(os.sched_getaffinity(0)) >= world_size
+        self.has_core = has_core
         self._usual_s, self._crowded = _MIN_SPIN_S, 0
         self._wake_args = (
             ctypes.c_long(_SYS_FUTEX),
@@ -137,7 +140,7 @@ class Counters:
         spin_s = 0.0
         if self._crowded > 0:
             self._crowded -= 1
-        elif self._has_cores and self._usual_s < _MAX_SPIN_S:
+        elif self.has_core and self._usual_s < _MAX_SPIN_S:
             spin_s = max(_MIN_SPIN_S, 4 * self._usual_s)
         looks = 0
         while looks < _FEW or now - begun < spin_s:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from allranks.core.job import RankExit
 from allranks.watch import kernel_log, spawned, store
@@ -30,6 +33,24 @@ def test_look_when_one_address_of_a_name_listens_then_each_is_told(monkeypatch) 
     assert store.look("node-a:66660") == "no address"
 
 
+def test_look_when_a_name_is_not_resolved_in_time_then_said_and_tried_once_for_all_ranks(monkeypatch) -> None:
+    asked, answered = [], threading.Event()
+
+    def hangs(*where: object, **_: object) -> list[tuple]:
+        asked.append(where[0])
+        answered.wait(60)
+        raise OSError
+
+    monkeypatch.setattr(store.socket, "getaddrinfo", hangs)
+    monkeypatch.setattr(store, "WAIT_S", 0.05)
+    store.begin([[{"kind": "meets", "at": "node-b:29500"}]] * 2)
+    seen = [store.with_store(waiting(n, "node-b:29500")).notes["store"] for n in range(3)]
+    assert set(seen) == {"the name node-b was not resolved in 0.05 s"}
+    assert asked == ["node-b"]
+    answered.set()
+    store._looks.pop("node-b:29500")._thread.join()
+
+
 def waiting(rank: int, at: str, **notes: str) -> Rank:
     noted = ({"kind": "meets", "at": at, "torch": "2.13.0"},)
     record = Record(phase="init", phase_s=4.0, noted=noted)
@@ -44,6 +65,17 @@ def test_store_when_a_rank_goes_to_another_port_then_it_is_named() -> None:
     verdict = decide(Evidence(2, ranks, (Node(0, "gpu-a"),), trigger="network"))
     assert verdict is not None and (verdict.code, verdict.ranks) == ("AR307", (1,))
     assert any("several addresses" in fact for fact in verdict.facts)
+
+
+@pytest.mark.parametrize(("waited_s", "code"), [(4.0, None), (9.0, "AR307")])
+def test_store_when_its_name_takes_long_then_it_is_named_later_only(
+    waited_s: float, code: str | None
+) -> None:
+    one = waiting(1, "node-b:29500", store="the name node-b was not resolved in 0.5 s")
+    assert one.record is not None
+    one = replace(one, record=replace(one.record, phase_s=waited_s))
+    verdict = decide(Evidence(2, (one,), (Node(0, "gpu-a"),), trigger="network"))
+    assert (verdict.code if verdict and verdict.code == "AR307" else None) == code
 
 
 def test_store_when_all_go_to_one_place_that_listens_then_nothing_is_said() -> None:

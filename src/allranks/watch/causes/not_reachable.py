@@ -12,6 +12,7 @@ from allranks.watch.verdict import Verdict, many
 
 CODE, NAME = "AR307", "store-not-reachable"
 MIN_WAIT_S = 2.5
+SLOW_NAME_S = 8.0
 
 _SAYS = re.compile(
     r"client socket has (?:failed to connect|timed out)|failed to connect "
@@ -53,12 +54,20 @@ def _waiting(case: Case) -> Verdict | None:
         return None
     places = {r.rank: meeting_point(r) for r in waits if meeting_point(r)}
     apart = [r for r in waits if _is_apart(r, places, case)]
-    lonely = [r for r in waits if r.notes.get("store") and "listens" not in r.notes["store"]]
+    waited_s = case.waited_s() or 0.0
+    lonely = [r for r in waits if _is_lonely(r.notes.get("store", ""), waited_s)]
     found = apart or lonely
     if not found:
         return None
     facts = [f"rank {n} goes to {at}" for n, at in list(places.items())[:4]] if apart else []
     return _say(case, found, f" at {meeting_point(found[0])}", facts, where=None)
+
+
+def _is_lonely(seen: str, waited_s: float) -> bool:
+    """Whether nobody listens where the rank wants to meet; a name may just take long on a busy host."""
+    if not seen or "listens" in seen:
+        return False
+    return "was not resolved" not in seen or waited_s > SLOW_NAME_S
 
 
 def _is_apart(rank: Rank, places: dict[int, str], case: Case) -> bool:
@@ -79,6 +88,8 @@ def _say(
         why = "refused: no process listens there"
     elif "not known" in seen or "not known" in message:
         why = "the name is not known"
+    elif "was not resolved" in seen:
+        why = "its name is not resolved: the name server does not answer"
     else:
         why = "no answer: a firewall drops it, or the host is down"
     if seen:

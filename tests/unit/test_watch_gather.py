@@ -10,6 +10,7 @@ import pytest
 from allranks.record.page import Phase
 from allranks.record.writer import Writer
 from allranks.watch import gather
+from allranks.watch.asking import Asker, Stacks, Target
 from allranks.watch.evidence import Rank, Stack
 from allranks.watch.stacks import main_stack
 from allranks.watch.verdict import Place
@@ -73,17 +74,15 @@ def test_stack_when_the_rank_has_gone_on_since_then_taken_again_or_left_out(
 ) -> None:
     asked: list[set[int]] = []
 
-    def stacks(
-        targets: list[gather.Target], *, is_second: bool = False
-    ) -> dict[int, tuple[str, tuple[Stack, ...]]]:
+    def stacks(asker: Asker, targets: list[Target]) -> Stacks:
         asked.append({t.pid for t in targets})
         line = len(asked)
-        if line == 1 or (goes_on_again and not is_second and line > 1):
+        if line == 1 or goes_on_again:
             writers[0].mark(Phase.COLLECTIVE)
         place = Place("/home/ann/train.py", line, "main")
         return {t.pid: ("signal", (Stack((place,), "0x1", is_main=True),)) for t in targets}
 
-    monkeypatch.setattr(gather, "take_stacks", stacks)
+    monkeypatch.setattr(Asker, "stacks", stacks)
     ranks = [Rank(rank=k, host="h", node_rank=0, pid=PID + k) for k in range(2)]
     moved, still = gather.take(ranks, tmp_path, sample_s=0.0)
     assert asked == [{PID, PID + 1}, {PID}]

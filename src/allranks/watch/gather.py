@@ -1,56 +1,37 @@
 """How is evidence taken from the ranks of this node?
 
-Everything here has a deadline, needs no help of the sick process beyond a signal handler that faulthandler runs without the
-GIL, and leaves the process as it was. About 0.25 s for a node, whatever the number of ranks: they are asked together.
+All ranks are asked together (asking.py: a signal where all threads sleep, else py-spy), and all of it has one deadline, after which
+later steps are left out. About 0.2 s for ranks that sleep, 0.3-0.6 s with ranks that run on a machine with cores to spare.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from allranks.record import page
-from allranks.watch import proc
+from allranks.record.notes import read_notes
+from allranks.watch import proc, store
+from allranks.watch.asking import NO_STACKS, Asker, Stacks, Target, without_ours
 from allranks.watch.evidence import Node, Rank, Stack, Worker
 from allranks.watch.file_locks import file_lock_of
 from allranks.watch.reading import guard_of, loop_of, record_of, stack_with_code
-from allranks.watch.stacks import (
-    is_inside,
-    main_stack,
-    parse_faulthandler,
-    parse_pyspy,
-    runs_model,
-    user_frames,
-)
-from allranks.watch.store import with_store
+from allranks.watch.stacks import main_stack, parse_faulthandler, runs_model, user_frames
 from allranks.watch.tracing import with_notes, with_numbers
 from allranks.watch.verdict import Place
 
-STACK_DEADLINE_S = 0.25
-PYSPY_DEADLINE_S = 0.6
+TAKE_S = 0.7
+"""For all of a node's evidence, so that an answer is there before the hub decides without it; later steps are left out."""
 SAMPLE_S = 0.12
 """Between two looks at processor time and stacks."""
 LOOKS, LOOKS_APART_S = 4, 0.013
 """More stacks of a rank that uses the processor."""
+BUSY = 0.3
+"""So much of a core."""
 SNAPSHOT_TRIES = 5  # readings of all pages, until two agree
-_CUT_SHORT = ("sys_pause", "sigsuspend")
-"""What the kernel calls waits that any signal ends for good."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A process to take evidence from."""
-
-    pid: int
-    page: page.Record | None
 
 
 def page_of(folder: Path | None, pid: int) -> page.Record | None:
@@ -70,6 +51,7 @@ def take(
     with_sockets: bool = False,
     with_models: bool = False,
     sample_s: float = SAMPLE_S,
+    within_s: float = TAKE_S,
 ) -> tuple[Rank, ...]:
     """The evidence of these live ranks (of which rank, pid, host and node are filled in), all at once.
 
@@ -79,21 +61,23 @@ def take(
         with_sockets: Look at connections to other hosts, too (5 ms for each rank).
         with_models: Read what each parameter of the model is.
         sample_s: How long processor time is measured.
+        within_s: After so long no further step is begun.
     """
+    asker = Asker(within_s)
     pages = {r.pid: page_of(folder, r.pid) for r in ranks}
     workers = {r.pid: _worker_pids(r.pid, pages[r.pid]) for r in ranks}
     everybody = [
         Target(p, pages.get(p) or page_of(folder, p)) for r in ranks for p in (r.pid, *workers[r.pid])
     ]
+    store.begin(read_notes(p.path) for p in pages.values() if p is not None and p.phase == page.Phase.INIT)
     before = {t.pid: proc.times(t.pid) for t in everybody}
-    stacks = take_stacks(everybody)
-    time.sleep(max(0.0, sample_s))
+    stacks = asker.stacks(everybody)
+    time.sleep(max(0.0, min(sample_s, asker.left_s)))
     after = {t.pid: proc.times(t.pid) for t in everybody}
-    busy = [t for t in everybody if t.pid in pages and proc.shares(before[t.pid], after[t.pid])[0] > 0.3]
-    again = _stacks_later(busy)
+    busy = [t for t in everybody if t.pid in pages and proc.shares(before[t.pid], after[t.pid])[0] > BUSY]
+    again = _stacks_later(asker, busy)
     newest = pages_at_one_moment(folder, list(pages))
-    stacks |= _stacks_again(everybody, newest)
-    stacks |= _from_outside([p for p in pages if _waits_for_a_thread(p, stacks.get(p, ("", ())))])
+    stacks |= _stacks_again(asker, everybody, newest)
     by_pid = {t.pid: t for t in everybody}
     out = []
     for rank in ranks:
@@ -103,7 +87,7 @@ def take(
         if taken.record is not None and (own := newest.get(rank.pid)):
             taken = replace(taken, record=with_notes(taken.record, own))
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
-        out.append(with_store(replace(taken, file_lock=file_lock_of(taken))))
+        out.append(store.with_store(replace(taken, file_lock=file_lock_of(taken))))
     return tuple(out)
 
 
@@ -132,157 +116,45 @@ def pages_at_one_moment(folder: Path | None, pids: Sequence[int]) -> dict[int, p
     return before
 
 
-def _stacks_later(busy: Sequence[Target]) -> list[dict[int, tuple[str, tuple[Stack, ...]]]]:
+def _stacks_later(asker: Asker, busy: Sequence[Target]) -> list[Stacks]:
     """More stacks of ranks that use the processor, a moment apart: does the work change?"""
-    found = []
+    found: list[Stacks] = []
     for _ in range(LOOKS if busy else 0):
-        time.sleep(LOOKS_APART_S)
-        found.append(take_stacks(busy, is_second=True))
+        time.sleep(min(LOOKS_APART_S, asker.left_s))
+        found.append(asker.stacks(busy))
+        if not found[-1]:
+            break  # the time is up, or all were asked often enough
     return found
 
 
-def _stacks_again(
-    targets: Sequence[Target], newest: dict[int, page.Record]
-) -> dict[int, tuple[str, tuple[Stack, ...]]]:
+def _stacks_again(asker: Asker, targets: Sequence[Target], newest: dict[int, page.Record]) -> Stacks:
     """New stacks of the ranks that have gone on since theirs was taken; none where they do not stand still for one."""
     moved = [
         Target(t.pid, newest[t.pid])
         for t in targets
         if t.pid in newest and t.page is not None and t.page.marks != newest[t.pid].marks
     ]
-    taken = take_stacks(moved) if moved else {}
-    stood: dict[int, tuple[str, tuple[Stack, ...]]] = {}
+    taken = asker.stacks(moved) if moved else {}
+    stood: Stacks = {}
     for target in moved:
         assert target.page is not None
         now = page_of(Path(target.page.path).parent, target.pid)
         has_stood = now is not None and now.marks == target.page.marks
-        stood[target.pid] = taken.get(target.pid, ("", ())) if has_stood else ("", ())
+        stood[target.pid] = taken.get(target.pid, NO_STACKS) if has_stood else NO_STACKS
     return stood
-
-
-def take_stacks(
-    targets: Iterable[Target], *, is_second: bool = False
-) -> dict[int, tuple[str, tuple[Stack, ...]]]:
-    """pid -> (how, stacks): by signal where the process can answer, else by py-spy from outside."""
-    asked: dict[int, tuple[Path, int]] = {}
-    outside: list[int] = []
-    for target in targets:
-        letter = proc.state(target.pid)
-        if letter in ("", "Z", "X"):
-            continue
-        found = target.page
-        if found is not None and _can_answer(letter, found, target.pid):
-            path = page.side_file(found, ".stack")
-            size = path.stat().st_size if path.exists() else 0
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(target.pid, found.stack_signal)
-                asked[target.pid] = (path, size)
-        elif letter == "R" or not is_second:
-            outside.append(target.pid)
-    out = _answers(asked)
-    silent = [] if is_second else [p for p in asked if p not in out]
-    return {**out, **_from_outside([*outside, *silent])}
-
-
-def _can_answer(letter: str, found: page.Record, pid: int) -> bool:
-    """Whether a signal may ask it: it has the handler, sleeps, and not in C code that holds the GIL.
-
-    A signal would cut short a C call such as sleep(3), or pause(), and let the rank go on. And one that meets the interpreter between two
-    instructions can end the process: CPython 3.11 links a frame in before it is filled in, which faulthandler then reads.
-    """
-    is_frozen = found.tick_ns > 0 and time.monotonic_ns() - found.tick_ns > 1_000_000_000
-    return (
-        letter == "S"
-        and not is_frozen
-        and not any(call in proc.wchan(pid) for call in _CUT_SHORT)
-        and found.stack_signal > 0
-        and proc.catches(pid, found.stack_signal)
-    )
-
-
-def _waits_for_a_thread(pid: int, taken: tuple[str, tuple[Stack, ...]]) -> bool:
-    """Whether its main thread told that it waits, and not in torch: what the other threads do matters then."""
-    main = main_stack(taken[1])
-    if taken[0] != "signal" or main is None or not main.frames or not proc.wchan(pid).startswith("futex"):
-        return False
-    return "/torch/" not in main.frames[0].file and "/allranks/" not in main.frames[0].file
-
-
-def _answers(asked: dict[int, tuple[Path, int]]) -> dict[int, tuple[str, tuple[Stack, ...]]]:
-    """What the processes wrote after the sizes given, once each file has stopped growing."""
-    out: dict[int, tuple[str, tuple[Stack, ...]]] = {}
-    sizes = dict.fromkeys(asked, -1)
-    deadline = time.monotonic() + STACK_DEADLINE_S
-    while len(out) < len(asked) and time.monotonic() < deadline:
-        time.sleep(0.004)
-        for pid, (path, start) in asked.items():
-            if pid in out:
-                continue
-            size = path.stat().st_size if path.exists() else 0
-            if size > start and size == sizes[pid]:
-                with path.open("rb") as file:
-                    file.seek(start)
-                    _, stacks = parse_faulthandler(file.read().decode("utf-8", "replace"))
-                out[pid] = ("signal", _without_ours(stacks))
-            sizes[pid] = size
-    return out
-
-
-def _from_outside(pids: Sequence[int]) -> dict[int, tuple[str, tuple[Stack, ...]]]:
-    if not pids:
-        return {}
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        texts = list(pool.map(py_spy, pids))
-    return {
-        pid: ("py-spy", _without_ours(parse_pyspy(text)))
-        for pid, text in zip(pids, texts, strict=True)
-        if text
-    }
-
-
-def py_spy(pid: int, *options: str) -> str:
-    """What py-spy says of a process without stopping it, as JSON; empty if it cannot."""
-    tool = Path(sys.executable).parent / "py-spy"
-    if (found := str(tool) if tool.exists() else shutil.which("py-spy")) is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [found, "dump", "--nonblocking", "--json", *options, "--pid", str(pid)],
-            capture_output=True,
-            timeout=PYSPY_DEADLINE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
-
-
-def _without_ours(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """Without the threads that the record keeps in the process."""
-    kept = [
-        s
-        for s in stacks
-        if not (s.frames and not s.is_main and is_inside(s.frames, "/allranks/record/process.py"))
-    ]
-    return tuple(s for s in kept if s.is_main or not _is_record_thread(s))
-
-
-def _is_record_thread(stack: Stack) -> bool:
-    inner = [f for f in stack.frames if not f.file.endswith("/threading.py")]
-    return bool(inner) and all("/allranks/record/" in f.file for f in inner)
 
 
 def _rank(
     rank: Rank,
     newest: page.Record | None,
-    stacks: dict[int, tuple[str, tuple[Stack, ...]]],
-    again: list[dict[int, tuple[str, tuple[Stack, ...]]]],
+    stacks: Stacks,
+    again: list[Stacks],
     span: tuple[proc.Times | None, proc.Times | None],
     with_models: bool,
 ) -> Rank:
     letter, waits_in = proc.state(rank.pid), proc.wchan(rank.pid)
-    how, found = stacks.get(rank.pid, ("", ()))
-    has_moved = _has_moved(newest) or stacks.get(rank.pid) == ("", ())
+    how, found = stacks.get(rank.pid, NO_STACKS)
+    has_moved = _has_moved(newest) or stacks.get(rank.pid) == NO_STACKS
     if has_moved:  # what was seen is of several moments: nothing of it tells what the rank does now
         found, waits_in = (), ""
     found = tuple(stack_with_code(s) for s in found)
@@ -290,6 +162,9 @@ def _rank(
     main = main_stack(found)
     frames = user_frames(main.frames) if main else ()
     later = [s for one in again if rank.pid in one and (s := main_stack(one[rank.pid][1])) is not None]
+    is_unknown = (
+        not later and share > BUSY
+    )  # no time was left for a second look: it may be at work that changes
     return replace(
         rank,
         state=letter,
@@ -300,7 +175,9 @@ def _rank(
         record=record_of(newest, with_model=with_models) if newest else None,
         stacks=found,
         stacks_from=how,
-        is_moving=has_moved or (main is not None and any(s.frames != _plain(main.frames) for s in later)),
+        is_moving=has_moved
+        or is_unknown
+        or (main is not None and any(s.frames != _plain(main.frames) for s in later)),
         runs_model=any(runs_model(s) for s in (main, *later) if s is not None),
         open_files=proc.files_for_writing(rank.pid)[:8] if letter == "D" else (),
         tracer=proc.tracer(rank.pid),
@@ -331,7 +208,7 @@ def _worker_pids(pid: int, found: page.Record | None) -> tuple[int, ...]:
 
 def _worker(
     target: Target,
-    stacks: dict[int, tuple[str, tuple[Stack, ...]]],
+    stacks: Stacks,
     span: tuple[proc.Times | None, proc.Times | None],
 ) -> Worker:
     found = target.page
@@ -350,7 +227,7 @@ def _worker(
         wchan=proc.wchan(target.pid),
         is_loader=is_loader,
         command=proc.command(target.pid),
-        stacks=tuple(stack_with_code(_own_part(s)) for s in stacks.get(target.pid, ("", ()))[1]),
+        stacks=tuple(stack_with_code(_own_part(s)) for s in stacks.get(target.pid, NO_STACKS)[1]),
         item=item,
         item_s=round(item_s, 2),
         cpu_share=round(max(share, main_share), 3),
@@ -376,8 +253,8 @@ def last_evidence(rank: Rank, folder: Path | None, found: page.Record | None = N
     except OSError:
         text = ""
     at = text.rfind("Fatal Python error")
-    reason, crash = parse_faulthandler(text[at:]) if at >= 0 else ("", ())
-    crash = tuple(stack_with_code(s) for s in _without_ours(crash))
+    reason, crash = parse_faulthandler(text[at:]) if at >= 0 else NO_STACKS
+    crash = tuple(stack_with_code(s) for s in without_ours(crash))
     record = with_notes(record_of(found, with_model=True), found)
     broken = next((c for c in reversed(record.calls) if c.is_inside or c.has_failed), None)
     guard = guard_of(broken.where) if broken is not None and broken.where is not None else None

@@ -47,6 +47,20 @@ def state(pid: int) -> str:
     return text[after + 2] if after > 0 and len(text) > after + 2 else ""
 
 
+def thread_states(pid: int) -> dict[int, str]:
+    """The kernel's letter for each of its threads; the main thread's is read last."""
+    found: dict[int, str] = {}
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for name in sorted(names, key=lambda name: name == str(pid)):
+        text = read(f"/proc/{pid}/task/{name}/stat")
+        after = text.rfind(")")
+        found[int(name)] = text[after + 2] if after > 0 and len(text) > after + 2 else ""
+    return found
+
+
 def wchan(pid: int) -> str:
     """The kernel function its main thread sleeps in."""
     text = read(f"/proc/{pid}/wchan").strip()

@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import gather
+from allranks.watch.asking import NO_STACKS, Asker, Target
 from allranks.watch.evidence import Rank
 from allranks.watch.stacks import main_stack, user_place
 from allranks.watch.verdict import Place
+
+MOST_TRIES = 12
+"""For one rank in one phase, within AGAIN_S: a try may cost 0.1 s of a core."""
+AGAIN_S = 60.0
+WITHIN_S = 0.4
+"""For one try."""
+
+
+class Samples:
+    """Lines at which ranks that looked slow were seen, by (rank, phase), and how often one was looked for."""
+
+    def __init__(self) -> None:
+        self._tries: Counter[tuple[int, str]] = Counter()
+        self._places: defaultdict[tuple[int, str], list[Place]] = defaultdict(list)
+        self._since = float("-inf")
+
+    def is_due(self, of: tuple[int, str], now: float) -> bool:
+        """Whether to try once more; the try is counted, whether a line is found or not."""
+        if now - self._since > AGAIN_S:
+            self._tries.clear()
+            self._places.clear()
+            self._since = now
+        if self._tries[of] >= MOST_TRIES:
+            return False
+        self._tries[of] += 1
+        return True
+
+    def add(self, of: tuple[int, str], found: Iterable[Place]) -> None:
+        """A try has found these."""
+        self._places[of] += found
+
+    def most(self, of: tuple[int, str]) -> tuple[Place, ...]:
+        """The line seen most, and a second one seen nearly as often."""
+        counted = Counter(self._places[of]).most_common(2)
+        return tuple(p for p, n in counted if n >= 0.4 * counted[0][1])
 
 
 def places(rank: Rank | None, record_dir: Path | None, phase: str) -> list[Place]:
     """The line, if the rank was in `phase` ("" = any) before and after its stack was taken; else none."""
     if rank is None or (before := _mark(rank, record_dir, phase)) is None:
         return []
-    target = gather.Target(rank.pid, gather.page_of(record_dir, rank.pid))
-    main = main_stack(gather.take_stacks([target]).get(rank.pid, ("", ()))[1])
+    target = Target(rank.pid, gather.page_of(record_dir, rank.pid))
+    main = main_stack(Asker(WITHIN_S).stacks([target]).get(rank.pid, NO_STACKS)[1])
     place = user_place(main.frames) if main else None
     if place is None or _mark(rank, record_dir, phase) != before:
         return []  # it went on meanwhile: the stack may be of something else

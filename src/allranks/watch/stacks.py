@@ -16,7 +16,6 @@ from allranks.watch.evidence import Failure, Stack
 from allranks.watch.verdict import Place
 
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])? \(most recent call first\):")
-_OWN = "Stack (most recent call first):"
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _FATAL = re.compile(r"^(?:Fatal Python error|Windows fatal exception): (.*)$")
 _TRACE_FRAME = re.compile(r'^\s+File "(.*)", line (\d+)(?:, in (.*))?$')
@@ -46,8 +45,6 @@ def parse_faulthandler(text: str) -> tuple[str, tuple[Stack, ...]]:
             if seen:
                 stacks.append(Stack(tuple(frames), name))
             frames, name, seen = [], thread[3] or thread[2], True
-        elif line == _OWN:
-            frames, name, seen = [], "", True
         elif (frame := _FRAME.match(line)) and seen and frame[2] != "???":
             frames.append(Place(frame[1], int(frame[2]), frame[3]))
         elif seen and not line.strip():

@@ -8,7 +8,6 @@ It fits allranks.run.watch_seam.Watch; all calls come from one thread of the age
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +38,7 @@ class Watcher:
     def __init__(self) -> None:
         self._job: Job | None = None
         self._talk: Any = None
+        self._asked_times = 0
 
     # --- the seam ---
 
@@ -58,7 +58,7 @@ class Watcher:
         self._lost: set[int] = set()
         self._told_silent: set[str] = set()
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
-        self._samples: list[Place] = []
+        self._samples = sampling.Samples()
         self._is_over = False
 
     def row(self) -> dict[str, Any]:
@@ -133,24 +133,25 @@ class Watcher:
         job = self._job
         if job is None:
             return {}
-        if "notes" in request:
-            found = gather.take_quietly(self._poll.ranks(), job.record_dir)
-            return {"ranks": [to_json(r) for r in found], "node": to_json(self._own_node())}
         if "sample" in request:
-            return {
-                "places": [to_json(p) for p in self._sample(int(request["sample"]), request.get("phase", ""))]
-            }
-        ranks = self._take(
-            with_sockets=bool(request.get("sockets")),
-            sample_s=float(request.get("sample_s", gather.SAMPLE_S)),
-        )
-        return {"ranks": [to_json(r) for r in ranks], "node": to_json(self._own_node())}
+            of = int(request["sample"]), str(request.get("phase", ""))
+            return {"places": [to_json(p) for p in self._sample(*of)], "of": of}
+        if "notes" in request:
+            ranks = gather.take_quietly(self._poll.ranks(), job.record_dir)
+        else:
+            sample_s = float(request.get("sample_s", gather.SAMPLE_S))
+            ranks = self._take(with_sockets=bool(request.get("sockets")), sample_s=sample_s)
+        own = {"ranks": [to_json(r) for r in ranks], "node": to_json(self._own_node())}
+        return own | {"number": request.get("number")}
 
     def on_bundle(self, node_rank: int, bundle: dict[str, Any]) -> None:
         """Another node's evidence (or this one's)."""
         if "places" in bundle:
-            self._samples += [from_json(Place, p) for p in bundle["places"]]
-        else:
+            rank, phase = bundle["of"]
+            self._samples.add((rank, phase), [from_json(Place, p) for p in bundle["places"]])
+        elif (
+            bundle.get("number") == self._asked_times
+        ):  # else late: of another moment than the others' answers
             self._bundles[node_rank] = bundle
 
     def on_verdict(self, verdict: dict[str, Any]) -> None:
@@ -187,7 +188,9 @@ class Watcher:
         if len(self._nodes) > 1:
             self._bundles.clear()
             self._asked = (found, now)
-            self._talk.ask({"notes": True} if found.kind in QUIET_KINDS else {"sockets": True}, None)
+            self._asked_times += 1
+            kind = "notes" if found.kind in QUIET_KINDS else "sockets"
+            self._talk.ask({kind: True, "number": self._asked_times}, None)
             return ()
         sample_s = 0.02 if found.kind in ("stopped", "dying", "mismatch") else gather.SAMPLE_S
         evidence = self._evidence(found.kind, rows, fresh=True, sample_s=sample_s)
@@ -217,18 +220,17 @@ class Watcher:
     def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         slow = self._slowness.look(rows, now)
         suspect, phase = self._slowness.suspect(), self._slowness.suspect_phase()
-        if suspect is None:
-            self._samples.clear()
-        elif len(self._samples) < 12:
+        if suspect is None or ("AR800", (suspect,)) in self._said:
+            return ()
+        if self._samples.is_due((suspect, phase), now):
             if suspect in self._poll.newest:
-                self._samples += self._sample(suspect, phase)
+                self._samples.add((suspect, phase), self._sample(suspect, phase))
             else:
                 theirs = [n for n, i in self._nodes.items() if suspect in i.ranks]
                 self._talk.ask({"sample": suspect, "phase": phase}, theirs)
-        if slow is None or ("AR800", (slow.rank,)) in self._said:
+        if slow is None:
             return ()
-        counted = Counter(self._samples).most_common(2)
-        places = tuple(p for p, n in counted if n >= 0.4 * counted[0][1])
+        places = self._samples.most((slow.rank, slow.phase))
         evidence = replace(self._evidence("slow", rows, fresh=True), slow=_with_places(slow, places))
         return self._conclude(evidence)
 

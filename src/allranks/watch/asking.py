@@ -1,0 +1,172 @@
+"""How is a process asked where its threads stand, without harm to it and within a given time?
+
+By a signal that faulthandler answers, which takes no GIL, where every thread of the process sleeps; else from outside, by py-spy without
+stopping it: a running thread's frames may be given free while faulthandler walks them, which ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.record import page
+from allranks.watch import proc
+from allranks.watch.evidence import Stack
+from allranks.watch.stacks import is_inside, parse_faulthandler, parse_pyspy
+
+ANSWER_S = 0.25
+"""For what the processes write when they are signalled."""
+OUTSIDE_S = 0.6
+"""For one py-spy."""
+MIN_OUTSIDE_S = 0.05
+"""Less is not enough for it."""
+MOST_OUTSIDE = 3
+"""Times that py-spy reads one process for one evidence: each costs 0.1 s of a core."""
+_CUT_SHORT = ("sys_pause", "sigsuspend")
+"""What the kernel calls waits that any signal ends for good."""
+
+Stacks = dict[int, tuple[str, tuple[Stack, ...]]]
+"""pid -> (how they were taken, stacks)."""
+NO_STACKS: tuple[str, tuple[Stack, ...]] = ("", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process to take evidence from."""
+
+    pid: int
+    page: page.Record | None
+
+
+class Asker:
+    """Asks processes for their stacks until its time is up.
+
+    Args:
+        within_s: The time for all that it is asked.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._ends_at = time.monotonic() + within_s
+        self._outside: Counter[int] = Counter()
+
+    @property
+    def left_s(self) -> float:
+        """What is left of its time."""
+        return max(0.0, self._ends_at - time.monotonic())
+
+    def stacks(self, targets: Iterable[Target]) -> Stacks:
+        """By signal where the process can answer, else by py-spy from outside; processes without an answer are left out."""
+        asked: dict[int, tuple[Path, int]] = {}
+        outside: list[int] = []
+        for target in targets:
+            if self.left_s <= 0.0:
+                break
+            if proc.state(target.pid) in ("", "Z", "X"):
+                continue
+            found = target.page
+            if found is None or not _has_handler(found, target.pid):
+                outside.append(target.pid)
+                continue
+            path = page.side_file(found, ".stack")
+            size = path.stat().st_size if path.exists() else 0
+            if not all_sleep(
+                target.pid
+            ):  # read last: what is known of a thread grows old within microseconds
+                outside.append(target.pid)
+                continue
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(target.pid, found.stack_signal)
+                asked[target.pid] = (path, size)
+        out = _answers(asked, min(ANSWER_S, self.left_s))
+        return {**out, **self._from_outside([*outside, *(p for p in asked if p not in out)])}
+
+    def _from_outside(self, pids: Sequence[int]) -> Stacks:
+        pids = [p for p in pids if self._outside[p] < MOST_OUTSIDE]
+        if not pids or self.left_s < MIN_OUTSIDE_S:
+            return {}
+        self._outside.update(pids)
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            texts = list(pool.map(lambda pid: py_spy(pid, min(OUTSIDE_S, self.left_s)), pids))
+        return {
+            pid: ("py-spy", without_ours(parse_pyspy(text)))
+            for pid, text in zip(pids, texts, strict=True)
+            if text
+        }
+
+
+def _has_handler(found: page.Record, pid: int) -> bool:
+    """Whether a signal does no harm: it is handled, and cuts no wait short, such as pause() or a sleep(3) in C code that holds the GIL."""
+    is_frozen = found.tick_ns > 0 and time.monotonic_ns() - found.tick_ns > 1_000_000_000
+    return (
+        not is_frozen
+        and not any(call in proc.wchan(pid) for call in _CUT_SHORT)
+        and found.stack_signal > 0
+        and proc.catches(pid, found.stack_signal)
+    )
+
+
+def all_sleep(pid: int) -> bool:
+    """Whether no thread of the process runs, and the main thread can take a signal."""
+    letters = proc.thread_states(pid)
+    return letters.get(pid) == "S" and "R" not in letters.values()
+
+
+def _answers(asked: dict[int, tuple[Path, int]], within_s: float) -> Stacks:
+    """What the processes wrote after the sizes given, once each file has stopped growing."""
+    out: Stacks = {}
+    sizes = dict.fromkeys(asked, -1)
+    deadline = time.monotonic() + within_s
+    while len(out) < len(asked) and time.monotonic() < deadline:
+        time.sleep(0.004)
+        for pid, (path, start) in asked.items():
+            if pid in out:
+                continue
+            size = path.stat().st_size if path.exists() else 0
+            if size > start and size == sizes[pid]:
+                with path.open("rb") as file:
+                    file.seek(start)
+                    _, stacks = parse_faulthandler(file.read().decode("utf-8", "replace"))
+                out[pid] = ("signal", without_ours(stacks))
+            sizes[pid] = size
+    return out
+
+
+def py_spy(pid: int, within_s: float) -> str:
+    """What py-spy says of a process without stopping it, as JSON; empty if it cannot, or not in time."""
+    tool = Path(sys.executable).parent / "py-spy"
+    if within_s < MIN_OUTSIDE_S or (found := str(tool) if tool.exists() else shutil.which("py-spy")) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [found, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            capture_output=True,
+            timeout=within_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def without_ours(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """Without the threads that the record keeps in the process."""
+    kept = [
+        s
+        for s in stacks
+        if not (s.frames and not s.is_main and is_inside(s.frames, "/allranks/record/process.py"))
+    ]
+    return tuple(s for s in kept if s.is_main or not _is_record_thread(s))
+
+
+def _is_record_thread(stack: Stack) -> bool:
+    inner = [f for f in stack.frames if not f.file.endswith("/threading.py")]
+    return bool(inner) and all("/allranks/record/" in f.file for f in inner)

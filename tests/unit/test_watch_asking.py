@@ -1,0 +1,128 @@
+"""Is a process asked for its stacks only where that does no harm, often enough, and within the time given?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.core.job import Job, NodeInfo
+from allranks.record import page
+from allranks.record.writer import Writer
+from allranks.watch import asking, proc
+from allranks.watch.asking import Asker, Target
+from allranks.watch.sampling import AGAIN_S, MOST_TRIES, Samples
+from allranks.watch.verdict import Place
+from allranks.watch.watcher import Watcher
+
+PID = 4_190_000  # above the kernel's pid_max: nobody's
+LINE = json.dumps(
+    [{"thread_name": "MainThread", "frames": [{"filename": "/home/ann/train.py", "line": 7, "name": "main"}]}]
+)
+
+
+class Machine:
+    """A process as the kernel would show it, and what is done to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, threads: str = "SS") -> None:
+        self.threads = threads
+        self.signalled: list[int] = []
+        self.outside: list[float] = []
+        """The seconds that each py-spy was given."""
+        monkeypatch.setattr(proc, "state", lambda _: self.threads[0])
+        monkeypatch.setattr(proc, "thread_states", lambda _: {PID + i: s for i, s in enumerate(self.threads)})
+        monkeypatch.setattr(proc, "wchan", lambda _: "futex_wait")
+        monkeypatch.setattr(proc, "catches", lambda *_: True)
+        monkeypatch.setattr(asking.os, "kill", lambda pid, _: self.signalled.append(pid))
+        monkeypatch.setattr(asking, "ANSWER_S", 0.0)
+        monkeypatch.setattr(asking, "py_spy", self._py_spy)
+
+    def _py_spy(self, pid: int, within_s: float) -> str:
+        self.outside.append(within_s)
+        return LINE
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    writer = Writer()
+    writer.open(str(tmp_path))
+    assert writer.path is not None
+    found = page.read_page(Path(writer.path))
+    return Target(PID, replace(found, stack_signal=40, tick_ns=0))
+
+
+@pytest.mark.parametrize(
+    ("threads", "is_signalled"), [("SS", True), ("SD", True), ("SR", False), ("RS", False)]
+)
+def test_process_when_one_of_its_threads_runs_then_it_is_read_from_outside_only(
+    threads: str, is_signalled: bool, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch, threads=threads)
+    found = Asker(5.0).stacks([target])
+    assert machine.signalled == ([PID] if is_signalled else [])
+    assert found[PID][0] == "py-spy"  # also where the signal was not answered
+
+
+def test_process_when_the_time_is_up_then_it_is_not_asked(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch)
+    assert Asker(0.0).stacks([target]) == {}
+    assert (machine.signalled, machine.outside) == ([], [])
+
+
+def test_process_when_read_from_outside_then_a_few_times_only(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch, threads="RS")
+    asker = Asker(30.0)
+    found = [asker.stacks([target]) for _ in range(asking.MOST_OUTSIDE + 2)]
+    assert [bool(f) for f in found] == [True] * asking.MOST_OUTSIDE + [False] * 2
+    assert all(within_s <= asking.OUTSIDE_S for within_s in machine.outside)
+
+
+class Talk:
+    """Keeps what is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def ask(self, request: dict[str, Any], node_ranks: Sequence[int] | None = None) -> None:
+        self.asked.append(request)
+
+
+def test_node_when_its_answer_is_to_an_earlier_question_then_it_is_not_taken_for_this_one(
+    tmp_path: Path,
+) -> None:
+    nodes = tuple(NodeInfo(n, f"gpu-{n}", (n,)) for n in range(2))
+    job = Job("j", tmp_path, tmp_path, "gpu-0", 0, True, 2, 0, (), nodes)
+    watcher, talk = Watcher(), Talk()
+    watcher.start(job, talk)
+    for _ in range(2):
+        assert not watcher.last_look()
+    watcher.on_bundle(1, {"ranks": [], "number": talk.asked[0]["number"]})
+    watcher.on_bundle(1, {})
+    assert watcher._bundles == {}
+    watcher.on_bundle(1, {"ranks": [], "number": talk.asked[1]["number"]})
+    assert list(watcher._bundles) == [1]
+    watcher.close()
+
+
+def test_samples_when_no_line_is_found_then_tries_are_counted_all_the_same() -> None:
+    samples, slow = Samples(), (1, "data")
+    assert [samples.is_due(slow, 0.1 * k) for k in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]
+    assert samples.is_due((0, "data"), 2.0)  # another rank is slow for a moment
+    assert not samples.is_due(slow, 3.0)
+    assert samples.is_due(slow, AGAIN_S + 1.0)
+
+
+def test_samples_when_lines_are_found_then_the_one_seen_most_is_named() -> None:
+    samples, places = Samples(), [Place("/home/ann/train.py", n, "main") for n in (7, 8, 9)]
+    for n, times in enumerate((5, 1, 2)):
+        samples.add((1, "data"), [places[n]] * times)
+    assert samples.most((1, "data")) == (places[0], places[2])
+    assert samples.most((0, "data")) == ()

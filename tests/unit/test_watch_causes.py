@@ -122,6 +122,12 @@ def test_absent_rank_when_its_stack_tells_what_it_does_then_that_is_the_cause(co
     assert verdict.where[0].startswith("train.py:30 in main")
 
 
+def test_absent_rank_when_its_node_did_not_answer_then_it_is_named_later_only() -> None:
+    by_row = Rank(1, "gpu-b", 1, state="S", record=other().record, is_by_row=True)
+    assert code_of(waiting(phase_s=6.0), by_row) == ""
+    assert code_of(waiting(phase_s=11.0), by_row) == "AR236"
+
+
 def test_killed_rank_when_the_kernel_counts_a_kill_then_memory_is_named() -> None:
     node = Node(0, "gpu-a", ranks=(0, 1), oom_kills=1, memory_limit_bytes=8_000_000_000)
     assert code_of(waiting(), ended(signal=9), trigger="exit", nodes=(node,)) == "AR202"

@@ -95,7 +95,7 @@ def _of_memory(rank: Rank) -> dict[str, str]:
 
 
 def rank_of_row(row: Row, host: str, node_rank: int) -> Rank:
-    """A rank of a node that cannot be asked: what its newest row said."""
+    """A rank of a node that was not asked, or does not answer: what its newest row said."""
     where = place_of(f"{row.where} ?") if row.where else None
     if where is not None:
         where = replace(where, function="", code=where.code or row.code)
@@ -126,7 +126,7 @@ def rank_of_row(row: Row, host: str, node_rank: int) -> Rank:
         if row.loader
         else None,
     )
-    return Rank(row.rank, host=host, node_rank=node_rank, state=row.state, record=record)
+    return Rank(row.rank, host=host, node_rank=node_rank, state=row.state, record=record, is_by_row=True)
 
 
 def nodes_of(

@@ -124,6 +124,8 @@ class Case:
         if record is not None and record.median_step_s == 0.0:
             # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
             limit = 20.0 if doing.is_busy else 1.5 if doing.kind in _IDLE else 8.0
+        if rank.is_by_row:
+            limit = max(limit, 10.0)  # its node did not answer in time: the next look may tell what it does
         if record is not None and record.phase in PATIENT_PHASES:
             limit = 30.0
         return waited < limit

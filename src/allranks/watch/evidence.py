@@ -280,7 +280,8 @@ class Rank:
     """Of the user's frames of its main thread, innermost first; frames in no loop are left out."""
     notes: dict[str, str] = field(default_factory=dict)
     """What else was found out at the exit: 'exists' = the path its error did not find, and that is there now."""
-
+    is_by_row: bool = False
+    """Its node did not answer (in time): only its newest row is known."""
     related: tuple[Place, ...] = ()
     """Other lines of its program that belong to its error (related.py)."""
 

@@ -27,8 +27,11 @@ ENDLESS = 1_200_000
 ASKS_FOR_THE_END = """
 import os, time
 from allranks.run.options import parse
-from allranks.run.preempt import scheduled_stop
-print("stops after", scheduled_stop(parse(["--stop-before", "30s", "train.py"], {}), os.environ, print) - time.time(), flush=True)
+from allranks.run.preempt import ScheduledStop
+stop = ScheduledStop(parse(["--stop-before", "30s", "train.py"], {}), os.environ, print)
+while stop.is_asking and not stop.strikes(0.0):
+    time.sleep(0.1)
+print("stops after", stop.at - time.time(), flush=True)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from allranks.run.endings import story_of_lost
 from allranks.run.environment import Place, command_of, of_rank
 from allranks.run.local import shown_as
 from allranks.run.options import Options, parse
-from allranks.run.preempt import scheduled_stop
+from allranks.run.preempt import ScheduledStop
 from allranks.run.restarts import Failure, decide, failure_of
 from allranks.run.roster import Hello
 from allranks.run.signals import Requests
@@ -140,9 +141,34 @@ def test_stop_before_then_so_long_before_the_end_or_it_is_said_that_none_is_know
     env = {**env, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     said: list[str] = []
     options = parse(["--stop-before", "10m", "train.py"], {})
-    assert scheduled_stop(options, env, said.append) == found
-    assert bool(said) == (found is None)
-    assert scheduled_stop(parse(["train.py"], {}), env, said.append) is None and len(said) == (found is None)
+    stop = ScheduledStop(options, env, said.append)
+    deadline = time.monotonic() + 30
+    while stop.is_asking and time.monotonic() < deadline:
+        assert not stop.strikes(0.0)
+        time.sleep(0.01)
+    assert (stop.at, bool(said)) == (found, found is None)
+    assert [stop.strikes(t) for t in ((found or 0) - 1, found or 0, 1e12)] == [
+        False,
+        found is not None,
+        False,
+    ]
+    assert ScheduledStop(parse(["train.py"], {}), env, said.append).at is None and len(said) == (
+        found is None
+    )
+
+
+def test_stop_before_when_slurm_does_not_answer_then_nothing_waits_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "squeue").write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 600\n"
+    )
+    (tmp_path / "squeue").chmod(0o755)
+    env = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said: list[str] = []
+    stop = ScheduledStop(parse(["--stop-before", "10m", "train.py"], {}), env, said.append)
+    while not (tmp_path / "pid").exists():
+        assert not stop.strikes(1e12) and stop.is_asking
+    stop.close()
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists() and not said
 
 
 RAISED = (

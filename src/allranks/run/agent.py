@@ -85,7 +85,7 @@ class Agent:
         self._port = WatchPort(hub)
         self._reported_stop = True
         self._end: Message | None = None
-        self._stop_at = preempt.scheduled_stop(options, env, console.say)
+        self._scheduled_stop = preempt.ScheduledStop(options, env, console.say)
 
     def run(self) -> int:
         """Until the job has ended here; gives back the launcher's exit code."""
@@ -197,8 +197,7 @@ class Agent:
         processes.reap_adopted(known | ({self.guard.process.pid} if self.guard.process else set()))
         if nobody_reads() or self.console.reader_is_gone:
             self._terminal_gone()
-        if self._stop_at is not None and time.time() >= self._stop_at:
-            self._stop_at = None
+        if self._scheduled_stop.strikes(time.time()):
             self.console.say(
                 "allranks: the scheduler's end of the job is near (--stop-before): asking the ranks to save and end"
             )
@@ -376,6 +375,7 @@ class Agent:
             self.local.stop(self.options.grace_s)
 
     def _finish(self, end: Message) -> None:
+        self._scheduled_stop.close()
         if self.local is not None:
             if self.local.stopping is None:
                 self.local.stop(self.options.grace_s)

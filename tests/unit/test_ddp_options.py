@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allranks.wrap.options import Choice, Given, Seen, choose
+from allranks.wrap.options import Choice, Given, Seen, Way, choose
 
 # What torch 2.13.0 says of four Linear(512, 512) on two ranks over gloo.
 GLOO = {
@@ -18,10 +18,8 @@ GLOO = {
 }
 
 
-def buckets(
-    through: str = "group", world_size: int = 2, given: Given | None = None, **figures: Any
-) -> Choice:
-    found = choose(given or Given(), Seen(world_size, through, {**GLOO, **figures}))
+def buckets(way: Way = "group", world_size: int = 2, given: Given | None = None, **figures: Any) -> Choice:
+    found = choose(given or Given(), Seen(world_size, way, {**GLOO, **figures}))
     return next(c for c in found if c.option == "bucket_cap_mb")
 
 
@@ -55,10 +53,18 @@ def test_buckets_when_through_memory_and_backward_is_short_then_one() -> None:
     assert not buckets("memory", 4, rebuilt_bucket_sizes="1000", avg_backward_compute_time=1000).is_changed
 
 
-def test_buckets_when_given_or_unknown_or_sent_otherwise_then_left() -> None:
+def test_buckets_when_all_is_sent_at_once_and_backward_is_short_then_one() -> None:
+    short = buckets("at once", 3, avg_backward_compute_time=1_000_000)
+    assert short.is_changed and "one bucket" in short.reason
+
+
+def test_buckets_when_given_or_unknown_or_not_sent_then_left_and_why() -> None:
     given = buckets(given=Given(bucket_cap_mb=3.0))
     assert (given.value, given.is_changed) == (3.0, False) and "given" in given.reason
-    assert not buckets("powersgd").is_changed
+    left: tuple[tuple[Way, str], ...] = (("auto", "compress='auto'"), ("apart", "no gradients"))
+    for way, why in left:
+        choice = buckets(way)
+        assert not choice.is_changed and why in choice.reason
     unknown = choose(Given(), Seen(2, "memory", {}))[0]
     assert not unknown.is_changed and "no figures" in unknown.reason
 
@@ -73,4 +79,6 @@ def test_other_options_when_given_then_kept_and_their_cost_told() -> None:
     open_ = {c.option: c for c in choose(Given(), Seen(2, "group", GLOO, True, ("vq.codebook",)))}
     assert open_["find_unused_parameters"].value is False and open_["static_graph"].value is False
     assert "vq.codebook" in open_["broadcast_buffers"].reason
+    none = {c.option: c for c in choose(Given(), Seen(2, "group", GLOO, has_buffers=False))}
+    assert none["broadcast_buffers"].reason == "the model has none"
     assert not any(c.is_changed for name, c in open_.items() if name != "bucket_cap_mb")

@@ -75,6 +75,11 @@ class Exchange:
         hook_into(replica, self.take)
 
     @property
+    def is_by_bucket(self) -> bool:
+        """Whether each of DDP's buckets is sent for itself, while the backward goes on; else all at once after the last."""
+        return self._streams
+
+    @property
     def is_leader(self) -> bool:
         """Whether this rank uses the network."""
         return self.hosts is None or self.hosts.is_leader
@@ -209,11 +214,11 @@ def connect(
     shared_memory: Any,
     settings: CompressSettings,
     scale_of: Callable[[], float] | None = None,
-) -> Exchange | None:
+) -> tuple[Exchange | None, bool]:
     """Decide how `replica` averages its gradients, and have it do so. **Collective**, the same on all ranks.
 
     Returns:
-        The exchange; None where DDP's own all-reduce or memory alone does it.
+        The exchange, None where DDP's own all-reduce or memory alone does it; and whether it is memory alone.
 
     Raises:
         CommError: AR052 shared_memory=True, and the ranks have none in common.
@@ -227,7 +232,7 @@ def connect(
                 name,
                 settings.method,
             )
-        return None
+        return None, True
     is_sparse = gives_sparse_gradients(replica.module)
     if settings.method != "none" and is_sparse:
         raise UsageError(
@@ -237,12 +242,12 @@ def connect(
         )
     hosts = _find_hosts(named, device, name, is_sparse) if shared_memory is not False else None
     if hosts is None and settings.method == "none":
-        return None
+        return None, False
     exchange = Exchange(replica, named, hosts, settings, scale_of)
     if hosts is not None:
         # The watcher compares how many collectives ranks have issued in a group, DDP's included.
         compat.beside.setdefault(dist.group.WORLD, []).append(exchange.issued)
-    return exchange
+    return exchange, False
 
 
 def _find_hosts(

@@ -16,7 +16,7 @@ from allranks.wrap.batchnorm import convert_batchnorm
 from allranks.wrap.buffers import BufferSync
 from allranks.wrap.exchange import Exchange, connect
 from allranks.wrap.local import LocalSteps
-from allranks.wrap.options import LOOK_AT, Choice, Given, Seen, choose
+from allranks.wrap.options import LOOK_AT, Choice, Given, Seen, Way, choose
 from allranks.wrap.precision import Precision
 from allranks.wrap.reducer import logged, replicate, unreduced
 from allranks.wrap.settings import CompressSettings, LocalSettings
@@ -80,6 +80,7 @@ class Model(nn.Module):
         self._compress, self._local = compress or CompressSettings(), local or LocalSettings()
         self._scaler = precision.scaler if precision is not None else None
         self.exchange: Exchange | None = None  # None: DDP's own, or memory alone
+        self._is_in_memory = False
         self.local_steps: LocalSteps | None = None  # where ranks train apart between two synchronisations
         self.on_choice: Any = None  # told what compress="auto" has chosen
         self.choices: list[Choice] = []  # DDP's options, once the first updates were looked at
@@ -115,7 +116,7 @@ class Model(nn.Module):
     def _connect(self, replica: DistributedDataParallel, named: list[tuple[str, nn.Parameter]]) -> None:
         """Decide how gradients, or weights, get from rank to rank. Collective."""
         before, apart = self.exchange, self.local_steps
-        self.exchange = connect(
+        self.exchange, self._is_in_memory = connect(
             replica,
             named,
             self._settings[0],
@@ -144,7 +145,12 @@ class Model(nn.Module):
             return
         _, _, find_unused, static_graph, bucket_cap_mb = self._settings
         seen = Seen(
-            self._world_size, self._through, logged(replica), some_unused, tuple(self.buffers_sync.changing)
+            self._world_size,
+            self._way,
+            logged(replica),
+            some_unused,
+            tuple(self.buffers_sync.changing),
+            has_buffers=any(True for _ in plain(self.module).buffers()),
         )
         mine = choose(Given(bucket_cap_mb, find_unused, static_graph), seen)
         self.choices = from_rank_zero(mine)  # each rank has timed its own backwards
@@ -156,11 +162,15 @@ class Model(nn.Module):
             self.on_options(self.choices)
 
     @property
-    def _through(self) -> str:
+    def _way(self) -> Way:
         """How gradients get from rank to rank."""
-        if self.exchange is not None or self.local_steps is not None:
-            return self._compress.method if self._local.every == 1 else "sync_every"
-        return "memory" if "average_through" in str(logged(self._replica).get("comm_hook", "")) else "group"  # pyright: ignore[reportArgumentType]
+        if self.local_steps is not None:
+            return "apart"
+        if self.exchange is None:
+            return "memory" if self._is_in_memory else "group"
+        if self.exchange.chooser is not None:
+            return "auto"
+        return "group" if self.exchange.is_by_bucket else "at once"
 
     @property
     def is_apart(self) -> bool:

@@ -1,15 +1,15 @@
 """Which of DDP's options fit this model on these ranks? Looked at after the first updates, and changed only where the result stays.
 
 What the user gave stays. Buckets change where their size cannot change a bit: gradients that go through memory are added in rank order
-whatever bucket they are in, and two numbers have one order. On more than two ranks over a group, the order in which a value is added up
-depends on its place in a bucket.
+whatever bucket they are in, what is sent at once after the last bucket is laid out by parameter, and two numbers have one order. On more
+than two ranks over a group, the order in which a value is added up depends on its place in a bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 LOOK_AT = 8
 """Updates after which DDP has timed some backwards, in rebuilt buckets."""
@@ -18,6 +18,15 @@ WORTH = 0.01  # of the backward
 EXPOSED = 0.1  # of the backward: communication that nothing hides
 MIN_BYTES = 2 << 20
 _PIECES = 6
+_LEFT = "left at DDP's 1 MiB for the first and 25 for the others"
+
+Way = Literal["memory", "group", "at once", "auto", "apart"]
+"""How gradients get from rank to rank: "group", bucket by bucket over the process group, as they are or in half precision; "at once",
+after the last bucket (several hosts, int8, powersgd); "auto", in a way that may change; "apart", not at all (sync_every)."""
+_WHY_LEFT: dict[Way, str] = {
+    "auto": "compress='auto' has timed its ways with these",
+    "apart": "sync_every sends weights, and no gradients",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +43,12 @@ class Seen:
     """What the first updates showed."""
 
     world_size: int
-    through: str
-    """"memory", "group", or the name of another way to send."""
+    way: Way
     logged: Mapping[str, Any]
     """DDP's own figures; empty where this torch has none."""
     some_unused: bool = False
     changing: tuple[str, ...] = ()
+    has_buffers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +80,26 @@ def _buckets(given: Given, seen: Seen) -> Choice:
     if given.bucket_cap_mb is not None:
         return Choice("bucket_cap_mb", given.bucket_cap_mb, "given; the first bucket has that size, too")
     sizes, backward_ns = _sizes(seen.logged), int(seen.logged.get("avg_backward_compute_time", 0))
-    if seen.through not in ("memory", "group"):
-        return Choice(
-            "bucket_cap_mb", None, f"left at DDP's 1 and 25 MiB: {seen.through} has pieces of its own"
-        )
+    if seen.way in _WHY_LEFT:
+        return _left(_WHY_LEFT[seen.way])
     if not sizes or backward_ns <= 0:
-        return Choice("bucket_cap_mb", None, "left at DDP's 1 and 25 MiB: it has no figures of its backwards")
-    if seen.through == "memory":
-        return _buckets_in_memory(sizes, backward_ns)
+        return _left("it has no figures of its backwards")
+    if seen.way != "group":
+        return _buckets_at_once(sizes, backward_ns)
     if seen.world_size > 2:
-        why = "other buckets add values up in another order on more than two ranks"
-        return Choice("bucket_cap_mb", None, f"left at DDP's 1 and 25 MiB: {why}")
+        return _left("other buckets add values up in another order on more than two ranks")
     return _buckets_over_group(sizes, backward_ns, seen.logged)
 
 
-def _buckets_in_memory(sizes: list[int], backward_ns: int) -> Choice:
+def _left(why: str) -> Choice:
+    return Choice("bucket_cap_mb", None, f"{_LEFT}: {why}")
+
+
+def _buckets_at_once(sizes: list[int], backward_ns: int) -> Choice:
     spared = (len(sizes) - 1) * CALL_NS / backward_ns
     told = f"{len(sizes)} bucket{'s' * (len(sizes) != 1)} in a backward of {backward_ns / 1e6:.3g} ms"
     if spared < WORTH:
-        return Choice(
-            "bucket_cap_mb", None, f"left at DDP's 1 and 25 MiB: {told}, one would spare {spared:.1%}"
-        )
+        return _left(f"{told}, one would spare {spared:.1%}")
     cap = sum(sizes) / 2**20 + 1
     reason = f"one bucket, also the first, spares {spared:.0%} of the backward; had {told}; ranks wait once in any case"
     return Choice("bucket_cap_mb", round(cap, 1), reason, is_changed=True)
@@ -103,11 +111,7 @@ def _buckets_over_group(sizes: list[int], backward_ns: int, logged: Mapping[str,
     told = f"{exposed / backward_ns:.0%} of the backward's time is communication that nothing hides"
     total, largest = sum(sizes), max(sizes)
     if exposed < EXPOSED * backward_ns or total < MIN_BYTES or largest < total / 2:
-        return Choice(
-            "bucket_cap_mb",
-            None,
-            f"left at DDP's 1 and 25 MiB: {told}, {len(sizes)} buckets of {total >> 10} KiB",
-        )
+        return _left(f"{told}, {len(sizes)} buckets of {total >> 10} KiB")
     cap = max(0.5, total / _PIECES / 2**20)
     reason = f"{told}, and the largest of {len(sizes)} buckets holds {largest / total:.0%}: smaller ones are sent earlier"
     return Choice("bucket_cap_mb", round(cap, 2), reason, is_changed=True)
@@ -129,7 +133,7 @@ def _find_unused(given: Given, seen: Seen) -> Choice:
     cost = (
         ""
         if seen.some_unused
-        else f"; but no parameter was without gradient in {LOOK_AT} updates: it only costs"
+        else f"; but no parameter was without gradient in {LOOK_AT} updates: it only costs a walk through every graph"
     )
     return Choice("find_unused_parameters", True, f"given{cost}")
 
@@ -142,6 +146,8 @@ def _static_graph(given: Given) -> Choice:
 
 
 def _buffers(seen: Seen) -> Choice:
+    if not seen.has_buffers:
+        return Choice("broadcast_buffers", False, "the model has none")
     if seen.changing:
         names = ", ".join(seen.changing[:4])
         return Choice(

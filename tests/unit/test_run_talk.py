@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from allranks.run import watching as module
 from allranks.run import wire
 from allranks.run.members import Members
-from allranks.run.roster import Hello
+from allranks.run.roster import Hello, Seat
 from allranks.run.sinks import Sink
 from allranks.run.watch_seam import NoWatch
 from allranks.run.watching import Watching
@@ -100,6 +101,19 @@ def test_members_when_a_node_is_silent_then_it_is_lost_once() -> None:
     assert found.newly_lost(hub.heard_at + 9) == []
 
 
+def test_members_when_a_beat_tells_of_the_attempt_before_then_its_row_is_left_out() -> None:
+    found, own = members()
+    node = found.own
+    node.begin(Seat(0, 0, node.hello), restart=1)
+    rows: list[dict[str, Any]] = [{"restart": 0, "ended": [1]}, {}, {"restart": 1, "ranks": [2]}]
+    seen = []
+    for row in rows:
+        own.send({"kind": "beat", "row": row})
+        assert found.read(1.0) == []
+        seen.append(node.row)
+    assert seen == [{}, {}, rows[2]]
+
+
 class Broken(NoWatch):
     """Fails at every tick."""
 
@@ -142,6 +156,34 @@ def test_watching_when_the_watcher_hangs_then_closing_takes_half_a_second() -> N
     assert not answer.is_there
     release.set()
     until(lambda: answer.is_there)
+
+
+def test_watching_when_an_attempt_is_over_then_its_last_row_is_kept_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Rows(NoWatch):
+        def row(self) -> dict[str, Any]:
+            return {"restart": 0}
+
+    monkeypatch.setattr(module, "KEEP_ROW_S", 1e9)
+    watching = Watching(Rows(), lambda: None, lambda text, trace: None)
+    seen: list[dict[str, Any]] = []
+
+    class Next(NoWatch):
+        def start(self, job: Any, talk: Any) -> None:
+            seen.append(watching.row)
+
+    watching.pause(keeps_row=True)
+    until(lambda: watching.row == {"restart": 0})
+    watching._watch = Next()
+    watching.start(None, None)  # type: ignore[arg-type]  # the watcher does not look
+    until(lambda: bool(seen))
+    watching._watch = Rows()
+    monkeypatch.setattr(module, "KEEP_ROW_S", 0.0)
+    watching.pause(keeps_row=True)
+    until(lambda: not watching._is_started and watching.row == {})
+    watching.close()
+    assert seen == [{}]
 
 
 def test_sink_when_nobody_reads_then_writing_does_not_block_and_the_loss_is_said() -> None:

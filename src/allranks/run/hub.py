@@ -239,7 +239,7 @@ class Hub:
         by_hello = {id(n.hello): n for n in nodes}
         ordered = [by_hello[id(seat.hello)] for seat in placed]
         for node, seat in zip(ordered, placed, strict=True):
-            node.seat, node.stopped, node.row = seat, False, {}
+            node.begin(seat, len(self.failures))
         world_size = sum(seat.hello.nproc for seat in placed)
         self.attempt = Attempt(len(self.failures), ordered, world_size, now)
         self.watching.nodes = self.members.infos(ordered, {}, now)
@@ -270,10 +270,9 @@ class Hub:
             self._finish(now)
         elif self.asked_to_stop and now - self._said_at >= SAY_EVERY_S:
             self._said_at = now
-            left = sorted(set(range(attempt.world_size)) - set(attempt.exits))
-            self._say(
-                f"waiting for ranks {', '.join(map(str, left[:16]))} to end; send the signal again to kill them"
-            )
+            if left := sorted(set(range(attempt.world_size)) - set(attempt.exits)):
+                ranks = ", ".join(map(str, left[:16]))
+                self._say(f"waiting for ranks {ranks} to end; send the signal again to kill them")
 
     def _in_judge(self, now: float) -> None:
         """A failure is known: listen a moment for others, ask the watcher, tell the story, stop everything."""

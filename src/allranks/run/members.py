@@ -35,6 +35,15 @@ class Node:
     row_at: float = 0.0
     stopped: bool = True
     lost_why: str = ""
+    _restart: int = 0
+
+    def begin(self, seat: Seat, restart: int) -> None:
+        """An attempt begins, with this node in it."""
+        self.seat, self.stopped, self.row, self._restart = seat, False, {}, restart
+
+    def take_row(self, row: Mapping[str, Any], now: float) -> None:
+        """A beat has come; what it says of an attempt before this one is left out."""
+        self.row, self.row_at = (row if row.get("restart", self._restart) == self._restart else {}), now
 
 
 class Members:
@@ -100,7 +109,7 @@ class Members:
         for node in self.nodes:
             for message in node.link.receive():
                 if message["kind"] == "beat":
-                    node.row, node.row_at = message.get("row") or {}, now
+                    node.take_row(message.get("row") or {}, now)
                 else:
                     said.append((node, message))
         return said

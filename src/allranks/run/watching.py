@@ -19,6 +19,8 @@ from allranks.run.watch_seam import NoWatch, Verdict, Watch
 
 TICK_S = 0.1
 MAX_CRASHES = 5
+KEEP_ROW_S = 4.0
+"""How long the last row of an attempt that is over goes along with the beats."""
 
 
 class Answer:
@@ -45,6 +47,7 @@ class Watching:
         self._watch, self._wake, self._complain = watch, wake, complain
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_started = False
+        self._drop_row_at = 0.0
         self._crashes = 0
         self._thread = threading.Thread(target=self._run, name="allranks-watch", daemon=True)
         if type(watch) is not NoWatch:
@@ -59,6 +62,7 @@ class Watching:
         """An attempt begins."""
 
         def begin() -> None:
+            self.row = {}
             self._watch.start(job, talk)
             self._is_started = True
 
@@ -74,6 +78,7 @@ class Watching:
 
         def rest() -> None:
             self._is_started, self.row = False, self._watch.row() if keeps_row else {}
+            self._drop_row_at = time.monotonic() + KEEP_ROW_S
 
         self._post(rest)
 
@@ -140,6 +145,8 @@ class Watching:
                 next_tick = time.monotonic() + TICK_S
                 if self._is_started and self._crashes < MAX_CRASHES:
                     self._guarded(self._tick)
+                elif not self._is_started and next_tick > self._drop_row_at:
+                    self.row = {}
                 continue
             if call is None:
                 return

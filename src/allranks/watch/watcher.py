@@ -65,7 +65,8 @@ class Watcher:
         """This node's ranks, small."""
         if self._job is None:
             return {}
-        row: dict[str, Any] = {"ranks": [r.to_json() for r in self._poll.rows().values()]}
+        ranks = [r.to_json() for r in self._poll.rows().values()]
+        row: dict[str, Any] = {"restart": self._job.restart, "ranks": ranks}
         if not self._job.is_hub and (ended := self._remains.for_row()):
             row |= {"ended": ended, "node": to_json(self._own_node())}
         return row

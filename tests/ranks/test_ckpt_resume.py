@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import allranks
+from allranks.ckpt.background import Background, Job
 from support.ranks import run_outcomes, run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -335,3 +337,44 @@ def test_ranks_when_there_are_more_than_before_draw_random_numbers_of_their_own(
     assert all(found for _, found, _ in rows)
     assert len({after for _, _, after in rows}) == 3
     assert rows == run_ranks(3, resume_on_more, run_dir), "and the same ones each time"
+
+
+def train_with_the_writer_late(run_dir: str) -> list[tuple[bool, bool]]:
+    """Of each save of steps: whether it left something to copy, and whether the copy is that of the moment of the save."""
+    start, may_go = Background.start, threading.Event()
+
+    def start_late(self: Background, name: str, job: Job) -> None:
+        start(self, name, lambda give_up: (name == "the buffers" or may_go.wait(60), job(give_up)))
+
+    Background.start = start_late
+    with allranks.start(run_dir, global_batch_size=12, seed=3) as run:
+        model = run.model(nn.Linear(4, 3))
+        adam = run.optimizer(torch.optim.Adam(model.parameters(), lr=0.02))
+        run.save_every(steps=1)
+        found = []
+        for _ in run.epochs(1):
+            for x, y, _ in run.loader(Augmented(), shuffle=True, num_workers=0):
+                checkpoints = run._checkpoints
+                saved = checkpoints is not None and not checkpoints.is_settled
+                before = [adam.state[p]["exp_avg"].clone() for p in model.parameters() if p in adam.state]
+                run.step(F.cross_entropy(model(x), y))
+                assert checkpoints is None or checkpoints.is_settled
+                may_go.set()
+                if checkpoints is not None:
+                    checkpoints.wait()
+                if checkpoints is not None and run.is_rank_zero and before:
+                    newest = checkpoints.latest()
+                    assert newest is not None
+                    state = newest.training()["optimizers"]["optimizer"]["state"]
+                    same = all(torch.equal(state[n]["exp_avg"], b) for n, b in enumerate(before))
+                    found.append((saved, same))
+                may_go.clear()
+            may_go.set()
+    return found
+
+
+def test_save_when_the_writer_comes_after_the_next_update_then_the_state_is_that_of_the_save(
+    tmp_path: Path,
+) -> None:
+    found, others = run_ranks(2, train_with_the_writer_late, str(tmp_path / "run"))
+    assert len(found) >= 3 and set(found) == {(True, True)} and not others

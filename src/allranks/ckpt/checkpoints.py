@@ -96,6 +96,7 @@ class Checkpoints:
         self._wait_for_ranks_s = wait_for_ranks_s
         self._on_written = on_written
         self._holder, self._background = Holder(), Background()
+        self._copies_at_once = False
         self._taken, self._count = set(self.session.taken), 0
         self._about: dict[str, Any] | None = None
 
@@ -108,13 +109,15 @@ class Checkpoints:
         """Whether a save is being written."""
         return self._background.is_busy
 
-    def save(self, state: Snapshot, *, blocking: bool = False) -> Saved:
+    def save(self, state: Snapshot, *, blocking: bool = False, stays: tuple[str, ...] = ()) -> Saved:
         """Save a state. Not a collective, but every rank must save the same steps in the same order.
 
         Returns once the state is copied; a background thread writes it. A second save waits for the first.
 
         Args:
             blocking: Return only when this rank's part is on the disk, on rank 0 when the checkpoint is complete.
+            stays: Beginnings of paths, such as "training.optimizers.main.": tensors there are copied while training goes on, until
+                `settle()`, before which they must not change. A save of which one has changed is dropped, with a warning (AR619).
 
         Raises:
             CheckpointError: AR606 a value cannot be saved, AR608 the save before (or with `blocking` this one) failed.
@@ -122,13 +125,28 @@ class Checkpoints:
         begun = time.perf_counter()
         # The buffers still hold the save before until it is written.
         waited_s = self._background.make_free(f"step {state.step}")
-        held = self._hold(state, self._holder.in_place if blocking else self._holder.copy)
+        held = self._hold(state, self._holder.in_place if blocking else self._copying(stays))
         plan = self._plan(state.step)
         go = self._background.run if blocking else self._background.start
         go(plan.final, lambda give_up: self._write(held, plan, give_up))
         if blocking:
             self._background.check()
         return Saved(plan.final, time.perf_counter() - begun, waited_s)
+
+    def _copying(self, stays: tuple[str, ...]) -> CopyTensor:
+        if self._copies_at_once or not stays:
+            return self._holder.copy
+        now, later = self._holder.copy, self._holder.copy_later
+        return lambda tensor, path: (later if path.startswith(stays) else now)(tensor, path)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of the state of the last save is still to be copied."""
+        return self._holder.is_settled
+
+    def settle(self) -> None:
+        """Copy now what the last save left to copy, before it changes; at most the copy of one piece (1 MB) is waited for."""
+        self._holder.settle()
 
     def save_early(self, state: Snapshot, *, wait_for_ranks_s: float) -> None:
         """Save in the background what another save may make unneeded: it may fail, and other ranks may leave it out.
@@ -156,6 +174,15 @@ class Checkpoints:
         self._background.start("the buffers", lambda _: self._hold(state, self._holder.prepare))
 
     def _write(self, held: Snapshot, plan: Plan, give_up: threading.Event) -> None:
+        if changed := self._holder.settle():
+            self._copies_at_once = True
+            _log.warning(
+                "AR619 step %d is not saved: %s was changed before the next update while it was copied; "
+                "from now on all is copied before a save lets the training go on",
+                held.step,
+                changed[0],
+            )
+            return
         if self._about is None:
             self._about = _about() if self._rank == 0 else {}
         plan = replace(plan, about={**self._about, **plan.about})

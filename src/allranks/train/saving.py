@@ -28,6 +28,7 @@ from allranks.train.pausing import Decision, Pause
 from allranks.train.resuming import Resuming
 from allranks.train.signals import StopSignals
 from allranks.train.slots import Update
+from allranks.train.until_update import UntilUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Saving(Evaluating, Deciding, Resuming):
         self._is_in_epoch = False
         self._updates_seen = 0
         self._has_prepared = False
+        self._until_update = UntilUpdate(self._record)
         self._tail: Snapshot | None = None  # the state when the training loader came to its end
         self._saved_at: tuple[int, int] | None = None  # updates and epoch of the last save
         stop_file = os.environ.get("ALLRANKS_STOP_FILE")
@@ -124,7 +126,7 @@ class Saving(Evaluating, Deciding, Resuming):
     def save(self, *, blocking: bool = False, metrics: Mapping[str, float] | None = None) -> None:
         """Save at the next place where everything fits together: the end of this iteration, or of this epoch. **Collective**.
 
-        Outside an epoch it saves at once. The loop is held while the state is copied; a background thread writes it.
+        Outside an epoch it saves at once. The loop is held while the weights are copied; a background thread writes them (and copies what stays until the next update).
 
         Args:
             blocking: Hold the loop until it is on the disk.
@@ -193,6 +195,7 @@ class Saving(Evaluating, Deciding, Resuming):
         if updates == self._updates_seen:
             return
         self._updates_seen = updates
+        self._until_update.end()
         if not self._has_begun:
             self._refuse_beside_checkpoints()
             self._begin()
@@ -205,15 +208,15 @@ class Saving(Evaluating, Deciding, Resuming):
             self._follow(decision)
         steps = self._every["steps"]
         if self._wanted is not None:
-            self._save_wanted()
+            self._save_wanted(is_between=True)
         elif steps is not None and updates % steps == 0 and self._saved_at != (updates, self.epoch):
-            self._save_now()
+            self._save_now(is_between=True)
 
     def _follow(self, decision: Decision) -> None:
         if decision.stop is not None:
             self._leave(decision.stop)
         elif decision.save:
-            self._save_now()
+            self._save_now(is_between=True)
 
     def _leave_if_told(self) -> None:
         """At the end of an epoch, after all ranks agreed to stop: was it a request from outside? Collective."""
@@ -260,12 +263,19 @@ class Saving(Evaluating, Deciding, Resuming):
         if self._saves_at_the_end and self._checkpoints is not None and not self._checkpoints.is_busy:
             self._checkpoints.prepare(snapshot.take(self, self._tracked, self._tracked_per_rank, {}))
 
-    def _save_wanted(self) -> None:
+    def _save_wanted(self, *, is_between: bool = False) -> None:
         wanted, self._wanted = self._wanted or {}, None
         self._require_all_save()
-        self._save_now(**wanted)
+        self._save_now(**wanted, is_between=is_between)
 
-    def _save_now(self, *, blocking: bool = False, metrics: Mapping[str, float] | None = None) -> None:
+    def _save_now(
+        self,
+        *,
+        blocking: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        is_between: bool = False,
+    ) -> None:
+        """Save. With `is_between` the loop goes on to its next batch, so that optimizers' state may be copied during it."""
         values_ = {k: v for k, v in self._logged.items() if isinstance(v, (int, float))} | dict(metrics or {})
         self._record.phase(Phase.CHECKPOINT)
         try:
@@ -273,7 +283,10 @@ class Saving(Evaluating, Deciding, Resuming):
             self.settle()
             with sending.averaged(self.models):
                 state = snapshot.take(self, self._tracked, self._tracked_per_rank, values_)
-                checkpoints.save(state, blocking=blocking)
+                # A rank that is apart saves its own optimizers: should its copy be dropped, rank 0 would wait for it.
+                may_stay = is_between and not blocking and not any(m.is_apart for m in self.models.values())
+                stays = self._until_update.begin(checkpoints, self.slots.values()) if may_stay else ()
+                checkpoints.save(state, blocking=blocking, stays=stays)
         finally:
             self._record.leave()
         self._saved_at = (self.updates, self.epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def write_history(
     clock_ahead_s: float = 0.0,
     facts: dict[str, Any] | None = None,
     timed_every: int = 8,
+    looks: Callable[[int, float], dict[str, Any]] | None = None,
 ) -> Path:
     """RUN/timeline/node<k>.jsonl for these ranks; gives `run_dir`.
 
@@ -50,6 +52,7 @@ def write_history(
         nodes: Ranks are dealt out over so many hosts in blocks.
         clock_ahead_s: Of each node's clock before that of the node in front.
         facts: Of every node, over cores = 8.
+        looks: What a node says of its host at a moment: (node, seconds since the first step) -> values.
     """
     folder = run_dir / "timeline"
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +63,10 @@ def write_history(
         ahead = node * clock_ahead_s
         lines = [_head(node, mine, len(ranks), {"cores": 8, **(facts or {})})]
         lines += [{"kind": "facts", "rank": r, "facts": ranks[r].facts} for r in mine if ranks[r].facts]
-        lines += _samples(mine, ranks, timelines, ahead)
+        samples = _samples(mine, ranks, timelines, ahead)
+        lines += samples
+        if looks is not None:
+            lines += [{"kind": "host", "t": s["t"], **looks(node, s["t"] - ahead - 5.0)} for s in samples]
         for rank in mine:
             kept = [s for s in timelines[rank] if s.step % timed_every == 0 or s.step > steps - 16]
             rows = [row_of_step(_ahead(s, ahead)) for s in kept]

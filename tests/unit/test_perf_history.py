@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.perf import lines
 from allranks.perf.breakdown import PARTS, Waits, breakdown, over_time
 from allranks.perf.history import NoHistory, read_history
 from allranks.perf.summary import summary
@@ -43,6 +44,51 @@ def test_history_of_two_attempts_then_the_last_is_read_unless_asked(tmp_path: Pa
     assert read_history(run, 0).ranks[0].pid == 1000
     with pytest.raises(NoHistory):
         read_history(run, 5)
+
+
+def test_history_of_a_long_run_then_some_looks_are_read_and_sums_are_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_history(tmp_path, [Doing(), Doing(data=9)], steps=3000)
+    file = run / "timeline" / "node0.jsonl"
+    file.write_text("".join(_look_by_look(file.read_text().splitlines())))
+    whole = read_history(run)
+    monkeypatch.setattr(lines, "MOST_LOOKS", 20)
+    some = read_history(run, wanted=[1064])
+    for rank, of_all in zip(some.ranks, whole.ranks, strict=True):
+        assert 15 <= len(rank.samples) <= 25 < len(of_all.samples)
+        assert (rank.samples[0], rank.samples[-1]) == (of_all.samples[0], of_all.samples[-1])
+        assert set(rank.steps) < set(of_all.steps)
+    shared = some.shared_steps()
+    assert len(shared) > 20 and 1064 in shared and max(shared) == 3000
+    for one, other in zip(breakdown(some).ranks, breakdown(whole).ranks, strict=True):
+        assert one.parts == pytest.approx(other.parts, rel=0.02, abs=1e-6)
+
+
+def _look_by_look(texts: list[str]) -> list[str]:
+    """As an agent writes: steps beside the sample of their second, not all at the end."""
+    out, steps = [], []
+    for line in map(json.loads, texts):
+        if line["kind"] == "steps":
+            steps += [(row[12] / 1e6, {**line, "rows": [row]}) for row in line["rows"]]
+    steps.sort(key=lambda pair: pair[0])
+    for line in map(json.loads, texts):
+        if line["kind"] == "steps":
+            continue
+        out.append(json.dumps(line) + "\n")
+        if line["kind"] == "sample":
+            out += [json.dumps(step) + "\n" for end, step in steps if line["t"] - 1 < end <= line["t"]]
+    last = [json.dumps(step) + "\n" for _, step in steps[-32:]]
+    return out + last
+
+
+def test_timeline_of_another_attempt_then_it_is_not_even_read(tmp_path: Path) -> None:
+    run = write_history(tmp_path, [Doing()], steps=100)
+    file = run / "timeline" / "node0.jsonl"
+    first = file.read_text()
+    file.write_text(first.replace("400", "x") + first.replace('"attempt": 0', '"attempt": 1'))
+    assert read_history(run).attempt == 1
+    assert len(list(lines.lines_of(lines.stretches(file)[1]))) == len(first.splitlines()) - 1
 
 
 def test_run_without_timeline_then_it_says_so(tmp_path: Path) -> None:

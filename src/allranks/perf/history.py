@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from allranks.perf.lines import lines_of, stretches
 from allranks.perf.values import (
     PHASES,
     CallTimes,
+    GpuState,
     History,
+    HostSample,
     Node,
     RankHistory,
     Sample,
@@ -62,44 +64,29 @@ class NoHistory(ValueError):
     """The run has no timeline: it ran with --no-watch, or never came to its first sample."""
 
 
-def read_history(run_dir: str | os.PathLike[str], attempt: int | None = None) -> History:
+def read_history(
+    run_dir: str | os.PathLike[str], attempt: int | None = None, wanted: Collection[int] = ()
+) -> History:
     """The history of an attempt, the last one if none is asked for; also of a run that still goes on.
+
+    Of a long run some of what was written is read, evenly over its time (lines.py), and the steps `wanted` in any case.
 
     Raises:
         NoHistory: There is none.
     """
-    attempts: dict[int, _Attempt] = {}
     folder = Path(run_dir) / FOLDER
-    for path in sorted(folder.glob("node*.jsonl")):
-        current: _Part | None = None
-        for line in _lines(path):
-            if line.get("kind") == "head":
-                current = _Part(line)
-                attempts.setdefault(current.attempt, _Attempt()).parts[current.node] = current
-            elif current is not None:
-                current.take(line)
-    if not attempts:
+    found = [part for path in sorted(folder.glob("node*.jsonl")) for part in stretches(path)]
+    if not found:
         raise NoHistory(f"there is no timeline in {folder}")
-    number = max(attempts) if attempt is None else attempt
-    if number not in attempts:
-        raise NoHistory(f"{folder} has no attempt {number}, only {sorted(attempts)}")
-    return _history(number, len(attempts), list(attempts[number].parts.values()))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # the last line of a node that was killed
-            if isinstance(line, dict):
-                yield line
-
-
-@dataclass
-class _Attempt:
-    parts: dict[int, _Part] = field(default_factory=dict)
+    numbers = sorted({part.attempt for part in found})
+    number = numbers[-1] if attempt is None else attempt
+    chosen = {int(p.head.get("node", 0)): p for p in found if p.attempt == number}
+    if not chosen:
+        raise NoHistory(f"{folder} has no attempt {number}, only {numbers}")
+    looks = 2 if len(chosen) > 1 else 1
+    return _history(
+        number, len(numbers), [_Part(p.head).read(lines_of(p, wanted, looks)) for p in chosen.values()]
+    )
 
 
 class _Part:
@@ -112,6 +99,13 @@ class _Part:
         self.steps: dict[int, dict[int, StepTimes]] = {}
         self.calls: dict[int, list[CallTimes]] = {}
         self.facts: dict[int, dict[str, Any]] = {}
+        self.looks: list[HostSample] = []
+
+    def read(self, lines: Iterable[dict[str, Any]]) -> _Part:
+        """Take all of them."""
+        for line in lines:
+            self.take(line)
+        return self
 
     def take(self, line: dict[str, Any]) -> None:
         kind, rank = line.get("kind"), int(line.get("rank", -1))
@@ -124,8 +118,17 @@ class _Part:
             known |= {step.step: step for step in map(step_of, line["rows"])}
         elif kind == "calls":
             self.calls.setdefault(rank, []).extend(map(call_of, line["rows"]))
+        elif kind == "host":
+            self.looks.append(look_of(line))
         elif kind == "facts":
             self.facts.setdefault(rank, {}).update(line["facts"])
+
+
+def look_of(line: dict[str, Any]) -> HostSample:
+    """The host's line."""
+    gpus = {int(row[0]): GpuState(*map(int, row[1:])) for row in line.get("gpus", ())}
+    known = {k: v for k, v in line.items() if k in HostSample.__dataclass_fields__}
+    return HostSample(**{**known, "gpus": gpus})
 
 
 def sample_of(row: list[Any], t: float, throttled_s: float = 0.0) -> tuple[int, Sample]:
@@ -211,6 +214,7 @@ def _history(attempt: int, attempts: int, parts: list[_Part]) -> History:
             float(part.head.get("unix_s", 0.0)),
             shifts[part.node],
             dict(part.head.get("facts", {})),
+            tuple(replace(look, t=look.t + shifts[part.node]) for look in part.looks),
         )
         for part in parts
     )

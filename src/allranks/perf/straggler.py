@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from allranks.perf.breakdown import PARTS, Breakdown, RankParts, Waits
+from allranks.perf.hosts import MIN_OTHERS, others_cores, slow_gpus
 from allranks.perf.values import History, RankHistory, Sample, ms
 
 MIN_SHARE, MIN_S = 0.08, 0.001
@@ -85,7 +86,7 @@ def _why(
     queue = mine.queue_s - sum(o.queue_s for o in others) / len(others)
     if queue >= 0.5 * excess and mine.queue_s >= 0.1 * slow.step_s:
         facts.append(f"{ms(mine.queue_s)} of each step it is ready to run and gets no core")
-        return _starved(history, rank, facts), tuple(facts), True
+        return _starved(history, rank, slow, facts), tuple(facts), True
     if mine.faults >= 1.0 and mine.faults >= 4 * max(o.faults for o in others):
         facts.append(f"{mine.faults:.0f} pages a step had to come back from the disk")
         return "its memory is swapped out", tuple(facts), True
@@ -102,6 +103,10 @@ def _why(
                 tuple(facts),
                 True,
             )
+        held = next((g for g in slow_gpus(history, slow.since, slow.until) if g.rank == slow.rank), None)
+        if held is not None:
+            facts.append(f"its GPU runs at {held.mhz:.0f} of {held.most_mhz} MHz, at {held.celsius} degrees")
+            return f"its GPU is held back by {held.why}", tuple(facts), True
         why = "its computing takes longer, without more processor time, memory or waiting for a core: not decided"
         return (
             f"{why} (a slower or throttled device or core, or a wait inside the model)",
@@ -114,7 +119,7 @@ def _why(
     return "the time is spread over several parts: not decided", tuple(facts), False
 
 
-def _starved(history: History, rank: RankHistory, facts: list[str]) -> str:
+def _starved(history: History, rank: RankHistory, slow: RankParts, facts: list[str]) -> str:
     cores, others = rank.facts.get("affinity", 0), [r for r in history.ranks if r is not rank]
     if cores and cores < min((r.facts.get("affinity", 0) for r in others), default=0):
         facts.append(f"it may run on {cores} of the cores, others on more")
@@ -122,7 +127,20 @@ def _starved(history: History, rank: RankHistory, facts: list[str]) -> str:
     if len(rank.samples) > 1 and rank.samples[-1].throttled_s - rank.samples[0].throttled_s > 0.5:
         facts.append("its cgroup was stopped for having used its share of the processors")
         return "its container's processor limit is used up"
-    return f"other processes on {rank.host} take its cores"
+    node = history.node_of(rank)
+    used = others_cores(node, slow.since, slow.until)
+    if used is not None and used < MIN_OTHERS:
+        beside = sum(r.node == rank.node for r in history.ranks)
+        facts.append(
+            f"{beside} rank{'s' * (beside != 1)} of this job are on {rank.host}, and no other process that takes cores"
+        )
+        return "the threads and loader workers of this job take its cores"
+    if used is not None:
+        facts.append(f"processes that are not this job's have {used:.1f} of the cores of {rank.host}")
+    return f"{OTHERS} on {rank.host} take its cores"
+
+
+OTHERS = "other processes"
 
 
 def _loader(mine: _Use, others: list[_Use], rank: RankHistory, facts: list[str]) -> str:

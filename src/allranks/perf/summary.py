@@ -21,7 +21,11 @@ def summary(history: History) -> list[str]:
     if view.steps < MIN_STEPS or view.seconds < MIN_S:
         return []
     largest = ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in found.largest(SHOWN))
-    first = f", the first {found.first_step_s:.1f} s" if found.first_step_s > 5 * found.median_step_s else ""
+    first = (
+        f", the first {found.first_step_s:.1f} s (not counted)"
+        if found.first_step_s > 5 * found.median_step_s
+        else ""
+    )
     lines = [f"{view.steps} steps of {ms(found.median_step_s)} (median){first}: {largest}"]
     lines += _who_differs(view)
     causes = [c for c in find_causes(view) if c.share >= WORTH]

@@ -53,6 +53,31 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuState:
+    """A rank's GPU at one moment, by NVML."""
+
+    mhz: int
+    most_mhz: int
+    celsius: int
+    reasons: int  # bits: what holds its clock back; watch/gpu_use.py
+    busy_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """One host at one moment; what it counts, it counts since some moment before the attempt."""
+
+    t: float
+    host_cpu_s: float | None = None  # all cores together were not idle
+    job_cpu_s: float | None = None  # of that, this job's ranks, loader workers and agent
+    shm_used: int = 0  # bytes of /dev/shm
+    sent: int = 0  # TCP segments
+    resent: int = 0  # TCP segments that were sent once more
+    queued: int = 0  # bytes that the ranks' connections to other hosts hold back
+    gpus: dict[int, GpuState] = field(default_factory=dict)  # by rank
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """The moments of one step; None where a step has no such moment. Of an accumulated step, of its last micro-step."""
 
@@ -113,6 +138,7 @@ class Node:
     unix_s: float  # when the attempt began there, by its own clock
     shift_s: float = 0.0  # added to its times so that collectives end together; node 0 has 0
     facts: dict[str, Any] = field(default_factory=dict)
+    looks: tuple[HostSample, ...] = ()  # some of each second
 
 
 @dataclass(frozen=True, slots=True)

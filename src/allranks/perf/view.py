@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from allranks.perf.breakdown import Breakdown, RankParts, breakdown
+from allranks.perf.hosts import others_cores
 from allranks.perf.straggler import Straggler, batch_s, find_straggler
-from allranks.perf.values import CallTimes, History, RankHistory, Sample
+from allranks.perf.values import CallTimes, History, Node, RankHistory, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,18 @@ class View:
         """What DistributedDataParallel says of itself on a rank; empty without one."""
         return self.facts(number).get("replica", {})
 
+    def node(self, number: int) -> Node | None:
+        """The host of a rank."""
+        return self.history.node_of(self.rank(number))
+
+    def others_cores(self, number: int) -> float | None:
+        """Cores that processes outside this job use on a rank's host; None = not known."""
+        parts = next(r for r in self.ranks if r.rank == number)
+        return others_cores(self.node(number), parts.since, parts.until)
+
     def node_facts(self, number: int) -> dict[str, Any]:
         """What is known of a rank's host."""
-        node = self.history.node_of(self.rank(number))
+        node = self.node(number)
         return node.facts if node else {}
 
     def cores(self, number: int) -> int:

@@ -76,6 +76,7 @@ def _times(times: Times) -> dict[str, Any]:
         "median_step_s": times.parts.median_step_s,
         "first_step_s": times.parts.first_step_s,
         "steps_per_s": words.mean_speed(times),
+        "samples_per_s": words.samples_a_second(times),
         "parts": PARTS,
         "ranks": [_rank(rank) for rank in times.parts.ranks],
         "over_time": {str(rank): [_rank(piece) for piece in row] for rank, row in times.pieces.items()},

@@ -12,7 +12,6 @@ from rich.text import Text
 from allranks.perf.breakdown import PARTS
 from allranks.report import plots, words
 from allranks.report.making import Report, Times
-from allranks.report.moments import seconds_short
 
 MOODS = {"ended": "bold green", "failed": "bold red", "killed": "bold red"}
 MOST_RANKS = 16
@@ -106,7 +105,7 @@ def _verdicts(report: Report, console: Console) -> None:
 
 
 def _times(times: Times, console: Console) -> None:
-    speed = words.mean_speed(times)
+    speed = words.speed_text(times)
     console.print("\nwhere the time of a step goes", style="bold")
     starting = words.starting_text(times)
     if not times.parts.ranks:
@@ -114,16 +113,14 @@ def _times(times: Times, console: Console) -> None:
         console.print(_text(f"  {words.steps_done(times)} steps: too few to say"))
         return
     text = f"  {words.steps_done(times):,} steps, {words.step_text(times)} each (median)"
-    console.print(_text(text + (f", {speed:.3g} a second" if speed else "")))
+    console.print(_text(text + (f", {speed}" if speed else "")))
     console.print(_parts_table(times))
     if straggler := words.straggler_text(times):
         console.print(_text(f"  {straggler}", style="bold" if times.straggler else ""))
     if starting:
         console.print(_text(f"  {starting}"))
-    if times.parts.first_step_s > 3 * times.parts.median_step_s:
-        console.print(
-            _text(f"  the first step took {seconds_short(times.parts.first_step_s)}; it is not counted")
-        )
+    if first := words.first_step_text(times):
+        console.print(_text(f"  {first}"))
 
 
 def _causes(times: Times, console: Console) -> None:

@@ -75,13 +75,13 @@ def make(
         UsageError: AR851 there is no such attempt.
     """
     facts = facts_of.read(run, now, trained)
-    times, why = _times(run.path, attempt)
+    times, why = _times(run.path, attempt, pinned)
     return Report(facts, times, tuple(_missing(facts, times, why)), tuple(pinned))
 
 
-def _times(path: Path, attempt: int | None) -> tuple[Times | None, str]:
+def _times(path: Path, attempt: int | None, pinned: Sequence[int]) -> tuple[Times | None, str]:
     try:
-        history = read_history(path, attempt)
+        history = read_history(path, attempt, pinned)
     except NoHistory as error:
         if attempt is not None:
             raise UsageError("AR851", f"no times of attempt {attempt}", why=str(error)) from error

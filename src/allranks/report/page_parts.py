@@ -68,6 +68,8 @@ def tiles(report: Report) -> Html:
             found.append((words.step_text(times), "median step"))
         if speed := words.mean_speed(times):
             found.append((f"{speed:.3g}", "steps a second"))
+        if samples := words.samples_a_second(times):
+            found.append((f"{samples:,.0f}", "samples a second"))
     for series in list(facts.logged.series.values())[:12]:
         if best := series.best():
             found.append((words.value_text(best.value), f"best {series.name}"))
@@ -86,7 +88,8 @@ def knowing(report: Report) -> Html:
     if report.times is not None:
         out += _slow(report.times) if report.times.parts.ranks else []
         starting = words.starting_text(report.times)
-        out += [tag("p", starting[0].upper() + starting[1:] + ".")] if starting else []
+        said = [text for text in (starting, words.first_step_text(report.times)) if text]
+        out += [tag("p", text[0].upper() + text[1:] + ".") for text in said]
     if report.missing:
         out += [
             tag("h3", "What this report cannot say"),

@@ -75,6 +75,35 @@ def mean_speed(times: Times) -> float | None:
     return min((r.steps / (r.until - r.since) for r in rows), default=None)
 
 
+def samples_a_second(times: Times) -> float | None:
+    """Of all ranks together, by the batches they drew; None where the batch size of a rank's loader is not known."""
+    total = 0.0
+    for parts in times.parts.ranks:
+        rank = times.history.rank(parts.rank)
+        size = int(rank.facts.get("loader_batch", 0)) if rank else 0
+        seen = [s for s in rank.samples if parts.since <= s.t <= parts.until] if rank else []
+        if size <= 0 or len(seen) < 2 or seen[-1].drawn <= seen[0].drawn:
+            return None
+        total += size * (seen[-1].drawn - seen[0].drawn) / (seen[-1].t - seen[0].t)
+    return total or None
+
+
+def speed_text(times: Times) -> str:
+    """'81.2 steps a second, 5,200 samples'."""
+    steps, samples = mean_speed(times), samples_a_second(times)
+    if not steps:
+        return ""
+    return f"{steps:.3g} steps a second" + (f", {samples:,.0f} samples a second" if samples else "")
+
+
+def first_step_text(times: Times) -> str:
+    """That the first step took long, and is in none of the figures; "" where it was as the others."""
+    first = times.parts.first_step_s
+    if first <= 3 * times.parts.median_step_s:
+        return ""
+    return f"the first step took {seconds_short(first)} (compiling, allocating, starting loader workers); it is not counted"
+
+
 def largest_text(times: Times) -> str:
     """'backward compute 54 %, forward 21 %, data wait 9 %'."""
     return ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in times.parts.largest(3))

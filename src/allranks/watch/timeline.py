@@ -24,6 +24,7 @@ from allranks.record import page
 from allranks.record.notes import read_notes, size_of_notes
 from allranks.watch import proc
 from allranks.watch.evidence import Rank
+from allranks.watch.host_use import HostUse
 from allranks.watch.workers import Workers
 
 FIRST_EVERY_S = 0.5
@@ -64,6 +65,7 @@ class Timeline:
         self._seen: dict[int, _Seen] = {}
         self._file: Any = None
         self._logs = {r.rank: r.log for r in job.ranks}
+        self._host = HostUse(len(job.ranks) < job.world_size)
         path = job.run_dir / FOLDER / f"node{job.node_rank}.jsonl"
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,12 +124,12 @@ class Timeline:
         }
 
     def _sample(self, chosen: list[_Seen], most_steps: int) -> None:
-        rows, lines, moments = [], [], []
+        rows, lines, workers = [], [], []
         for seen in chosen:
             record = self._read(seen)
             if record is None or record.times is None:
                 continue
-            moments.append(record.times.at_ns)
+            workers += record.loader_worker_pids
             rows.append((record.times.at_ns, row_of_sample(seen.rank.rank, self._sample_of(seen, record))))
             lines += self._steps(seen, record, most_steps)
             lines += self._calls(seen, record)
@@ -136,6 +138,9 @@ class Timeline:
         for at_ns, row in rows:  # pages are of moments up to 0.1 s apart: each has its own
             t = round((at_ns - self._began_ns) / 1e9, 4)
             self._write({"kind": "sample", "t": t, "throttled_s": throttled, "rows": [row]})
+        if rows:
+            host = self._host.look({s.rank.rank: s.rank.pid for s in chosen}, workers)
+            self._write({"kind": "host", "t": round(self._age(), 4), **host})
         for line in lines:
             self._write(line)
         with suppress(OSError):
@@ -254,20 +259,33 @@ def facts_of(record: page.Record, notes_bytes: int) -> dict[str, Any]:
     """What is known of a rank beside its times: from its environment, its loader, and what it noted itself."""
     pid, found = record.pid, {}
     with suppress(OSError, AttributeError):
-        found["affinity"] = len(os.sched_getaffinity(pid))
+        cpus = os.sched_getaffinity(pid)
+        found["affinity"] = len(cpus)
+        if len(cpus) <= 4:
+            found["cpus"] = sorted(cpus)
     if (threads := proc.environment(pid, "OMP_NUM_THREADS")).isdigit():
         found["omp_threads"] = int(threads)
     if record.loader is not None:
         found["loader_workers"] = record.loader.num_workers
         found["loader_line"] = record.loader.line
         found["loader_length"] = record.loader.length
+        found["loader_passes"] = record.loader.number
     size = size_of_notes(record.path)
     if size != notes_bytes:
         found["notes_bytes"] = size
         for note in read_notes(record.path):
             if note["kind"] == "replica":
                 found["replica"] = {k: v for k, v in note.items() if k != "kind"}
+            elif note["kind"] == "pass" and note.get("training"):
+                found |= _of_pass(note)
     return found
+
+
+def _of_pass(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a pass over a training loader: the first tells of the loader, the later ones how long they had to wait for their first batch."""
+    if note.get("number") == 1:
+        return {"loader_batch": note.get("batch_size", -1), "loader_persistent": bool(note.get("persistent"))}
+    return {"loader_first_s": float(note.get("first_s", 0.0))}
 
 
 def throttled_s() -> float:

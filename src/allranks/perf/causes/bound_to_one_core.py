@@ -12,8 +12,7 @@ def find(view: View) -> Cause | None:
     bound = [
         r.rank
         for r in view.ranks
-        if view.facts(r.rank).get("affinity", 0) == 1
-        and view.cores(r.rank) // max(1, view.ranks_beside(r.rank)) >= 2
+        if view.facts(r.rank).get("affinity", 0) == 1 and _is_for_nothing(view, r.rank)
     ]
     if not bound:
         return None
@@ -28,7 +27,24 @@ def find(view: View) -> Cause | None:
         tuple(bound),
         wait * view.step_s,
         max(wait, 0.01),
-        (
-            f"its main thread waits {wait:.0%} of the time for that core, loader workers it starts are bound to it, too",
-        ),
+        (f"its main thread waits {wait:.0%} of the time for that core" + _workers(view, bound[0]),),
     )
+
+
+def _workers(view: View, rank: int) -> str:
+    count = view.facts(rank).get("loader_workers", 0)
+    return (
+        f", and its {count} loader worker{'s' * (count != 1)} share it"
+        if count
+        else ", loader workers it would start share it"
+    )
+
+
+def _is_for_nothing(view: View, rank: int) -> bool:
+    """There are two cores a rank, or ranks share one while another is free."""
+    cores, beside = view.cores(rank), view.ranks_beside(rank)
+    if cores // max(1, beside) >= 2:
+        return True
+    on = [r.facts.get("cpus") for r in view.history.ranks if r.node == view.rank(rank).node]
+    together = {cpu for cpus in on for cpu in cpus or ()}
+    return all(on) and len(together) < min(cores, beside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allranks.perf.causes import bound_to_one_core, threads, workers
+from allranks.perf.hosts import MIN_OTHERS
 from allranks.perf.view import Cause, View, who
 
 CODE, NAME = "AR805", "no-cores-left"
@@ -24,13 +25,27 @@ def find(view: View) -> Cause | None:
         title = f"the container's processor limit is used up {throttled:.0%} of the time, and then nothing in it runs"
         fix = "give the container more processors (cpu.max, --cpus, resources.limits.cpu), or start fewer ranks or threads"
     else:
-        cores = view.cores(ranks[0])
-        title = (
-            f"{who(ranks, view.history.world_size)} wait{'s' * (len(ranks) == 1)} {share:.0%} of the time for one of the "
-            f"{cores} cores, which other processes have"
-        )
-        fix = "see what else runs on this host (top), or start fewer ranks"
+        title, fix = _who_has_them(view, ranks)
+        title = f"{who(ranks, view.history.world_size)} wait{'s' * (len(ranks) == 1)} {share:.0%} of the time for one of the {title}"
     return Cause(CODE, NAME, title, fix, ranks or tuple(waits), share * view.step_s, share)
+
+
+def _who_has_them(view: View, ranks: tuple[int, ...]) -> tuple[str, str]:
+    cores, others = view.cores(ranks[0]), view.others_cores(ranks[0])
+    if others is None:
+        return (
+            f"{cores} cores, which other processes have",
+            "see what else runs on this host (top), or start fewer ranks",
+        )
+    if others >= MIN_OTHERS:
+        return (
+            f"{cores} cores: processes that are not this job's have {others:.1f} of them",
+            "see what else runs on this host (top) and give the job its cores: the script is not the cause",
+        )
+    return (
+        f"{cores} cores, which the ranks' own threads and processes have",
+        "fewer ranks on this host, OMP_NUM_THREADS=1, or fewer threads of your own",
+    )
 
 
 def _throttled(view: View, rank: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allranks.perf.straggler import OTHERS, Straggler
 from allranks.perf.values import ms
 from allranks.perf.view import Cause, View
 
@@ -23,9 +24,17 @@ def find(view: View) -> Cause | None:
         NAME,
         f"rank {slow.rank} on {slow.host} is a straggler: the others wait {ms(slow.excess_s)} for it in each step "
         f"({slow.share:.0%}); {slow.why}",
-        "make its work as long as the others': even batches, equal devices, its cores for itself",
+        _fix(slow),
         (slow.rank,),
         slow.excess_s,
         slow.share,
         tuple(facts),
     )
+
+
+def _fix(slow: Straggler) -> str:
+    if slow.why.startswith(OTHERS):
+        return (
+            f"see what else runs on {slow.host} (top) and give the job its cores: the script is not the cause"
+        )
+    return "make its work as long as the others': even batches, equal devices, its cores for itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allranks.perf.causes import bound_to_one_core
 from allranks.perf.causes.more_than_cores import more_than_cores
 from allranks.perf.view import Cause, View
 
@@ -10,6 +11,8 @@ CODE, NAME = "AR802", "too-many-loader-workers"
 
 def find(view: View) -> Cause | None:
     """Only where ranks do wait for a core: workers that sleep most of the time take none."""
+    if bound_to_one_core.find(view):
+        return None  # the cores are there
     found = more_than_cores(view, "loader_workers", lambda workers: workers + 1)
     if found is None:
         return None

@@ -1,0 +1,82 @@
+"""How busy is this host, with this job or with others, how full is its /dev/shm, and do its links lose or hold back what is sent?
+
+Read about once a second by the agent, outside the ranks: a few files of /proc, 0.1 ms; connections only where there are several nodes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from allranks.watch import proc
+from allranks.watch.gpu_use import Gpus
+
+_TICK_S = 1.0 / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+_IDLE = (3, 4)  # idle and iowait, of the first line of /proc/stat
+_GUEST = 8  # guest times are in user's already
+
+
+class HostUse:
+    """Remembers what processes used that have ended."""
+
+    def __init__(self, has_other_nodes: bool, gpus: Gpus | None = None) -> None:
+        self._has_other_nodes, self._gpus = has_other_nodes, gpus or Gpus()
+        self._used: dict[int, float] = {}
+
+    def look(self, ranks: dict[int, int], workers: Iterable[int]) -> dict[str, Any]:
+        """What there is to say now; what cannot be read is left out.
+
+        Args:
+            ranks: Rank -> pid.
+            workers: Pids of their loader workers.
+        """
+        found: dict[str, Any] = {"job_cpu_s": round(self._of_job(ranks.values(), workers), 2)}
+        if (busy_s := busy_of_host()) is not None:
+            found["host_cpu_s"] = round(busy_s, 2)
+        size, free = proc.space("/dev/shm")
+        if size and free is not None:
+            found["shm_used"] = size - free
+        pid = next(iter(ranks.values()), 0)
+        if self._has_other_nodes and pid:
+            found |= _segments(pid)
+            found["queued"] = sum(s.tx_queue for p in ranks.values() for s in proc.sockets(p))
+        if gpus := self._gpus.look(ranks):
+            found["gpus"] = gpus
+        return found
+
+    def _of_job(self, ranks: Iterable[int], workers: Iterable[int]) -> float:
+        """Processor time of the ranks, of children they waited for, and of loader workers that live."""
+        for pid in ranks:
+            if (used := _ticks(pid, 4)) is not None:
+                self._used[pid] = used
+        alive = sum(_ticks(pid, 2) or 0.0 for pid in workers)
+        own = os.times()
+        return sum(self._used.values()) + alive + own.user + own.system
+
+
+def busy_of_host(text: str | None = None) -> float | None:
+    """Seconds that all cores together were not idle, also for other virtual machines; None where that cannot be read."""
+    fields = (text if text is not None else proc.read("/proc/stat")).partition("\n")[0].split()
+    if len(fields) < 6 or fields[0] != "cpu":
+        return None
+    ticks = [int(field) for field in fields[1 : 1 + _GUEST]]
+    return sum(t for k, t in enumerate(ticks) if k not in _IDLE) * _TICK_S
+
+
+def _ticks(pid: int, count: int) -> float | None:
+    """user, system (and, with 4, the same of ended children) of a process, in seconds."""
+    text = proc.read(f"/proc/{pid}/stat")
+    fields = text[text.rfind(")") + 2 :].split()
+    return sum(map(int, fields[11 : 11 + count])) * _TICK_S if len(fields) > 15 else None
+
+
+def _segments(pid: int) -> dict[str, int]:
+    """TCP segments of this rank's network so far: sent, and sent once more."""
+    lines = [
+        line.split() for line in proc.read(f"/proc/{pid}/net/snmp").splitlines() if line.startswith("Tcp:")
+    ]
+    if len(lines) != 2:
+        return {}
+    of = dict(zip(*lines, strict=False))
+    return {"sent": int(of.get("OutSegs", 0)), "resent": int(of.get("RetransSegs", 0))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from allranks.record.rundir import create
 from allranks.report import facts as facts_of
 from allranks.report.facts import Facts, read
 from allranks.report.metrics import read_series
+from allranks.watch import proc
 from support.run_directories import BEGAN, NAN_VERDICT, add_event, add_verdict, make_run
 
 NOT_ENDED = {"exit_code": None, "exit_codes": None, "ended_at": None}
@@ -53,6 +55,18 @@ def test_run_when_a_process_of_it_lives_then_goes_on(tmp_path: Path) -> None:
         assert facts(run).state == "running"
         process.communicate("\n")
     assert facts(run).state == "killed"
+
+
+@pytest.mark.parametrize(("late", "state"), [(0, "running"), (1, "killed")])
+def test_run_when_its_launcher_lives_between_two_attempts_then_goes_on(
+    tmp_path: Path, late: int, state: str
+) -> None:
+    me = {
+        "launcher_pid": os.getpid(),
+        "launcher_started": proc.started(os.getpid()) + late,
+    }  # or one of that pid before
+    about = {**NOT_ENDED, "host": socket.gethostname(), **me}
+    assert facts(make_run(tmp_path, has_timeline=False, about=about)).state == state
 
 
 @pytest.mark.parametrize(("quiet_s", "state"), [(5.0, "running"), (4000.0, "unknown")])

@@ -161,7 +161,7 @@ def _ending(
     if isinstance(code, int) and not _is_of_before(about):
         why = next((str(e.fields.get("text", "")) for e in reversed(events) if e.kind == "stop"), "")
         return ("ended" if code == 0 else "failed"), code, why or ("" if code == 0 else exit_text(code))
-    if _is_alive(run):
+    if _is_alive(run, about):
         return "running", None, ""
     if not about:
         return "unknown", None, "it was not started by allranks run, so its end is not recorded"
@@ -188,17 +188,13 @@ def exit_text(code: int) -> str:
     return f"exit code {code}"
 
 
-def _is_alive(run: RunDir) -> bool:
-    """Whether a process of the run lives on this host."""
-    wanted = str(run.path.resolve())
-    try:
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    except OSError:
-        return False
-    return any(
-        proc.environment(pid, "ALLRANKS_RUN_DIR") == wanted and proc.state(pid) not in ("", "Z", "X")
-        for pid in pids
-    )
+def _is_alive(run: RunDir, about: Mapping[str, Any]) -> bool:
+    """Whether the launcher of the run, which has no rank between two attempts, or a rank of it lives on this host."""
+    launcher, since = about.get("launcher_pid"), about.get("launcher_started")
+    is_here = about.get("host") == socket.gethostname() and isinstance(launcher, int) and bool(since)
+    if is_here and proc.started(launcher) == since:
+        return True
+    return bool(proc.of_run(run.path))
 
 
 def _attempts(events: Sequence[Event]) -> tuple[Attempt, ...]:

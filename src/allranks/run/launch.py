@@ -33,6 +33,7 @@ from allranks.run.signals import ENDING, Signals
 from allranks.run.watch_seam import NoWatch
 from allranks.run.watching import Watching, make_watch, waker
 from allranks.run.wire import Link, LocalLink, SocketLink
+from allranks.watch import proc
 
 EXIT_USAGE = 2
 
@@ -126,6 +127,8 @@ class _Launch:
             argv=sys.argv[1:],
             cwd=str(Path.cwd()),
             host=hello.host,
+            launcher_pid=os.getpid(),
+            launcher_started=proc.started(os.getpid()),
             versions=hello.versions,
             started_at=now_text(),
             launcher="allranks run",

@@ -18,6 +18,7 @@ from allranks.run.options import Options
 from allranks.run.output import Console, Output, close_ends
 from allranks.run.processes import Guard, Rank, StopSequence
 from allranks.run.signals import WARNINGS
+from allranks.watch import proc
 
 
 def shown_as(rank: int, local_rank: int, options: Options) -> str:
@@ -116,11 +117,7 @@ class LocalRanks:
         for rank, number in waiting:
             if rank.code is not None:
                 continue
-            if (
-                number in WARNINGS
-                and not self.options.no_python
-                and not processes.is_caught(rank.pid, number)
-            ):
+            if number in WARNINGS and not self.options.no_python and proc.catches(rank.pid, number) is False:
                 self._waiting.append((rank, number))
             else:
                 processes.send(rank.pid, number, group=self.options.no_python)

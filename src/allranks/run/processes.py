@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -107,16 +106,6 @@ def send(pid: int, number: int, *, group: bool = False) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def is_caught(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; True where that cannot be told."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is None or bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 @dataclass(slots=True)

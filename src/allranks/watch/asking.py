@@ -110,7 +110,7 @@ def _has_handler(found: page.Record, pid: int) -> bool:
         not is_frozen
         and not any(call in proc.wchan(pid) for call in _CUT_SHORT)
         and found.stack_signal > 0
-        and proc.catches(pid, found.stack_signal)
+        and proc.catches(pid, found.stack_signal) is True
     )
 
 

@@ -74,13 +74,10 @@ def _folder_of(pid: int | None, run: Path | None) -> Path | None:
             kids = (proc.environment(p, "ALLRANKS_RECORD_DIR") for p in proc.children(pid))
             found = next((f for f in kids if f), "")
         return Path(found) if found else None
-    wanted = str(run.resolve()) if run is not None else ""
-    for name in (entry.name for entry in Path("/proc").iterdir()):
-        if name.isdigit() and wanted and proc.environment(int(name), "ALLRANKS_RUN_DIR") == wanted:
-            found = proc.environment(int(name), "ALLRANKS_RECORD_DIR")
-            if found:
-                return Path(found)
-    return None
+    folders = (
+        proc.environment(p, "ALLRANKS_RECORD_DIR") for p in (proc.of_run(run) if run is not None else ())
+    )
+    return next((Path(found) for found in folders if found), None)
 
 
 def _ranks_of_records(folder: Path) -> tuple[Rank, ...]:

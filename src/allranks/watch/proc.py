@@ -92,10 +92,17 @@ def shares(before: Times | None, after: Times | None) -> tuple[float, float, flo
     )
 
 
-def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal: it would die of it otherwise."""
+def catches(pid: int, signum: int) -> bool | None:
+    """Whether the process has a handler for the signal: it may die of it otherwise; None where that cannot be told."""
     found = re.search(r"^SigCgt:\s*([0-9a-f]+)", read(f"/proc/{pid}/status"), re.M)
-    return bool(found and int(found[1], 16) >> (signum - 1) & 1)
+    return bool(int(found[1], 16) >> (signum - 1) & 1) if found else None
+
+
+def started(pid: int) -> int:
+    """When it was started, in the kernel's ticks since the host came up; with its pid this names it for good. 0 if it is gone."""
+    text = read(f"/proc/{pid}/stat")
+    after = text.rfind(")")
+    return int(text[after + 2 :].split()[19]) if after > 0 and text[after + 2] not in "ZX" else 0
 
 
 def tracer(pid: int) -> str:
@@ -134,6 +141,18 @@ def environment(pid: int, name: str) -> str:
         if part.startswith(name + "="):
             return part[len(name) + 1 :]
     return ""
+
+
+def of_run(run_dir: Path) -> list[int]:
+    """The live processes of this host that were started for a run: its ranks and what came from them, not its launcher."""
+    wanted = str(run_dir.resolve())
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    return [
+        p for p in pids if environment(p, "ALLRANKS_RUN_DIR") == wanted and state(p) not in ("", "Z", "X")
+    ]
 
 
 def files_for_writing(pid: int) -> tuple[str, ...]:

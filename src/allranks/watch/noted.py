@@ -6,7 +6,7 @@ others say. It reads files only: no rank is stopped, signalled or asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,6 +111,3 @@ def say(
 def who(case: Case, ranks: Sequence[int]) -> str:
     """'rank 1 on gpu-a'."""
     return case.who([r for n in ranks if (r := case.evidence.rank(n)) is not None])
-
-
-Find = Callable[[Case], Verdict | None]

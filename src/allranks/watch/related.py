@@ -13,7 +13,7 @@ from allranks.watch.verdict import Place
 MOST = 6
 _WRAPPED = re.compile(r"(\w+)\s*=\s*(?:\w+\.)*(?:DDP|DistributedDataParallel)\(")
 _TWICE = re.compile(r"mark a variable ready only once|marked as ready twice")
-_UNKNOWN_RANK = re.compile(r"error: unrecognized arguments:.*--local[-_]rank")
+UNKNOWN_RANK = re.compile(r"error: unrecognized arguments:.*--local[-_]rank")
 
 
 def related_lines(rank: Rank) -> tuple[Place, ...]:
@@ -21,7 +21,7 @@ def related_lines(rank: Rank) -> tuple[Place, ...]:
     failure, record = rank.failure, rank.record
     if failure is not None and _TWICE.search(failure.message):
         return tuple(_of_two_passes(dict.fromkeys(f.file for f in user_frames(failure.frames))))
-    if any(_UNKNOWN_RANK.search(line) for line in rank.output) and record is not None and record.exit_where:
+    if any(UNKNOWN_RANK.search(line) for line in rank.output) and record is not None and record.exit_where:
         return tuple(_matching([record.exit_where.file], r"add_argument\(.*--local[-_]rank"))
     return ()
 

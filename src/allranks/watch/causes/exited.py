@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from allranks.watch.case import Case
 from allranks.watch.evidence import Rank
+from allranks.watch.related import UNKNOWN_RANK
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR205", "rank-exited"
-
-_UNKNOWN_RANK = re.compile(r"error: unrecognized arguments:.*--local[-_]rank")
 
 
 def find(case: Case) -> Verdict | None:
@@ -34,7 +31,7 @@ def find(case: Case) -> Verdict | None:
         "let all ranks leave together: agree on it with an all_reduce of the decision before leaving",
     )
     after = case.waits_for([first])
-    if unknown := next((x for x in reversed(first.output) if _UNKNOWN_RANK.search(x)), ""):
+    if unknown := next((x for x in reversed(first.output) if UNKNOWN_RANK.search(x)), ""):
         after = f": {unknown.strip()[-80:]}"
         said, where = [unknown.strip()[:160]], (*map(case.at, first.related), *(where or ()))
         fix = (

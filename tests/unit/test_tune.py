@@ -95,6 +95,52 @@ def test_search_when_a_value_crashes_then_it_costs_one_trial_and_is_told() -> No
     assert "out of memory" in words.report(Script("train.py"), found, 9.0)
 
 
+def test_search_when_it_fails_without_a_setting_then_its_worth_is_not_known() -> None:
+    world = World()
+
+    def measure(settings: dict[str, Any], give_up_below: float) -> Measured:
+        if settings.get("threads", 1) == 1 and settings.get("num_workers", 1) > 1:
+            return Measured(settings, 0.0, failure="too many open files")
+        return Measured(settings, 30.0 * settings.get("num_workers", 1) + settings.get("threads", 1))
+
+    knobs = [Knob("threads", (1, 2), 1), Knob("num_workers", (1, 2), 1)]
+    found = Search(knobs, measure, budget_s=600, clock=lambda: world.now).run()
+    assert found.best.settings == {"threads": 2, "num_workers": 2}
+    worth = {w.name: w.gain for w in found.kept}
+    assert worth["threads"] is None and worth["num_workers"] == pytest.approx(62 / 32)
+    assert "not measured alone" in words.report(Script("train.py"), found, 9.0)
+
+
+def test_search_when_a_setting_is_dropped_at_the_end_then_the_rate_is_of_what_is_left() -> None:
+    """Prefetching paid before there were more workers."""
+
+    def measure(settings: dict[str, Any], give_up_below: float) -> Measured:
+        workers = settings.get("num_workers", 1)
+        return Measured(settings, 60.0 if workers > 1 else 10.0 + settings.get("prefetch_factor", 1))
+
+    knobs = [Knob("prefetch_factor", (1, 2), 1), Knob("num_workers", (1, 2), 1)]
+    found = Search(knobs, measure, budget_s=600, clock=lambda: 0.0).run()
+    assert found.best == Measured({"num_workers": 2}, 60.0)
+    assert [(name, value) for name, value, _ in found.did_not_pay] == [("prefetch_factor", 2)]
+
+
+def test_search_when_a_value_is_that_of_the_beginning_then_it_is_not_tried_again() -> None:
+    world = World()
+    world.search(knobs=[Knob("num_workers", (1, 4), 1)]).run()
+    assert world.tried == [{}, {"num_workers": 4}, {}, {"num_workers": 4}]
+
+
+def test_search_when_the_gain_was_luck_then_its_settings_are_named_together() -> None:
+    rates = iter([10.0, 12.0, 14.4] + [10.0] * 5)
+    knobs = [Knob("threads", (1, 2), 1), Knob("num_workers", (1, 2), 1)]
+
+    def measure(settings: dict[str, Any], give_up_below: float) -> Measured:
+        return Measured(settings, next(rates))
+
+    found = Search(knobs, measure, budget_s=600, clock=lambda: 0.0).run()
+    assert found.best.settings == {} and found.did_not_pay == [("threads + num_workers", "2 + 2", 1.0)]
+
+
 def test_search_when_the_time_is_up_then_it_ends_soon_and_says_what_is_missing() -> None:
     world = World()
     found = world.search(minutes=0.75).run()
@@ -124,6 +170,12 @@ def test_report_when_something_pays_then_the_command_line_has_it() -> None:
     given = [part for part in data["command"].split() if "=" in part]
     assert parse(["--set", given[0], "train.py"], {}).overrides.items() <= found.best.settings.items()
     assert data["gain"] > 1 + MIN_GAIN
+
+
+def test_knobs_when_values_are_given_then_those_are_tried() -> None:
+    values = {"num_workers": (16, 1)}
+    (knob,) = knobs_for(Machine(2, 2), {"num_workers": 1}, only=("num_workers",), values=values)
+    assert knob.values == (1, 16)
 
 
 def test_knobs_when_the_script_has_no_allranks_then_only_the_launchers() -> None:

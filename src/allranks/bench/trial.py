@@ -1,12 +1,9 @@
-"""How quick is the script in one setting? A launch of its own: a crash, or lack of memory, costs one trial and is told."""
+"""How quick is the script in one setting? One trial, measured from inside by its own steps (bench/inside.py)."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -16,12 +13,10 @@ from statistics import median
 from typing import Any
 
 from allranks.bench.stable import blocks_of, uncertainty
-from allranks.core.overrides import TRIAL
 from allranks.perf.breakdown import breakdown
 from allranks.perf.history import NoHistory, read_history
+from allranks.run import trial
 
-LAUNCH = "import sys; from allranks.cli import main; main(sys.argv[1:])"
-LINES_SHOWN = 8
 _GRACE_S = 5.0  # after rank 0's result: the others leave, the launcher writes its last lines
 
 
@@ -76,41 +71,18 @@ def try_once(setting: Setting, wish: Wish) -> Measured:
     with tempfile.TemporaryDirectory(prefix="allranks-bench-") as name:
         folder = Path(name)
         output = folder / "output.txt"
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                _command(setting, wish, folder),
-                stdout=file,
-                stderr=file,
-                env=_environment(setting, wish, folder),
-            )
-            try:
-                failure = _wait(process, folder, setting, wish)
-            finally:
-                _stop(process)
+        script = ["-m", "allranks.bench.inside", wish.script, *wish.args]
+        arguments = trial.command(setting.ranks, folder, wish.launch, script)
+        inside = {
+            "folder": str(folder),
+            "strategy": setting.strategy,
+            "least_s": wish.least_s,
+            "most_s": wish.most_s,
+        }
+        env = trial.environment(folder, {"ALLRANKS_BENCH": json.dumps(inside)})
+        with trial.launched(arguments, env, output) as process:
+            failure = _wait(process, folder, setting, wish)
         return _read(setting, folder, failure, output)
-
-
-def _command(setting: Setting, wish: Wish, folder: Path) -> list[str]:
-    launch = ["run", "--nproc", str(setting.ranks), "--run-dir", str(folder / "run"), *wish.launch]
-    return [sys.executable, "-c", LAUNCH, *launch, "-m", "allranks.bench.inside", wish.script, *wish.args]
-
-
-def _environment(setting: Setting, wish: Wish, folder: Path) -> dict[str, str]:
-    inside = {
-        "folder": str(folder),
-        "strategy": setting.strategy,
-        "least_s": wish.least_s,
-        "most_s": wish.most_s,
-    }
-    env = {
-        **os.environ,
-        "ALLRANKS_BENCH": json.dumps(inside),
-        TRIAL: str(folder),
-        "ALLRANKS_HOME": str(folder),
-    }
-    if env.pop("ALLRANKS_OMP", "") == "agent":
-        env.pop("OMP_NUM_THREADS", None)
-    return env
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, setting: Setting, wish: Wish) -> str:
@@ -134,16 +106,6 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, setting: Setting, wish
     )
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a launch that did not end by itself; its guard removes what is left."""
-    for number, patience_s in ((signal.SIGINT, 2.0), (signal.SIGINT, 8.0), (signal.SIGKILL, 5.0)):
-        if process.poll() is not None:
-            return
-        process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
-
-
 def _read(setting: Setting, folder: Path, failure: str, output: Path) -> Measured:
     found: list[dict[str, Any]] = []
     for rank in range(setting.ranks):
@@ -152,8 +114,7 @@ def _read(setting: Setting, folder: Path, failure: str, output: Path) -> Measure
     if not failure and (not found or len(found[0]["ends"]) < 2):
         failure = "fewer than two steps of an optimizer were seen"
     if failure:
-        lines = output.read_text(errors="replace").strip().splitlines()[-LINES_SHOWN:]
-        return Measured(setting, failure="\n".join([failure, *lines]))
+        return Measured(setting, failure="\n".join([failure, *trial.last_lines(output)]))
     ends, known = found[0]["ends"], all(each["batches_known"] for each in found)
     samples = sum(each["samples"] / max(1, len(each["ends"]) - 1) for each in found)
     cuda = [each["cuda_mb"] for each in found if each["cuda_mb"] is not None]

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,13 @@ def command(
         float, typer.Option(min=0.5, help="Time to look at one trial, after its start.")
     ] = 4.0,
     only: Annotated[str, typer.Option(help="Settings to turn, with commas; all if not given.")] = "",
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            help="The values to try of a setting, such as num_workers=1,4,16; may be given several times.",
+        ),
+    ] = None,
     without: Annotated[str, typer.Option(help="Settings to leave alone, with commas.")] = "",
     allow_rounding: Annotated[
         bool, typer.Option("--allow-rounding", help="Also try what rounds differently: precision, compress.")
@@ -50,6 +57,7 @@ def command(
     from allranks.tune.trial import Script, Trials
 
     names = _names(only, "--only"), _names(without, "--without")
+    wanted = _values(values or [])
     options = tuple(shlex.split(launch))
     if not Path(script).is_file() and "-m" not in options and "--module" not in options:
         raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
@@ -66,7 +74,12 @@ def command(
     has_compiler = num_gpus > 0 or bool(shutil.which("g++") or shutil.which("clang++"))
     machine = Machine(usable_cores(), nproc, num_gpus, has_compiler)
     knobs = knobs_for(
-        machine, trials.in_effect, only=names[0], without=names[1], may_change_results=allow_rounding
+        machine,
+        trials.in_effect,
+        only=names[0],
+        without=names[1],
+        may_change_results=allow_rounding,
+        values=wanted,
     )
     say(f"turning {', '.join(k.name for k in knobs) or 'nothing: there is nothing to turn here'}")
     search = Search(
@@ -94,3 +107,19 @@ def _names(text: str, option: str) -> tuple[str, ...]:
         if name not in SETTINGS:
             raise typer.BadParameter(f"no setting {name}; there are {', '.join(SETTINGS)}", param_hint=option)
     return names
+
+
+def _values(given: list[str]) -> dict[str, tuple[Any, ...]]:
+    """By setting, the values to try."""
+    from allranks.core.errors import StartError
+    from allranks.core.overrides import parse_setting
+
+    found: dict[str, tuple[Any, ...]] = {}
+    for each in given:
+        name, _, texts = each.partition("=")
+        (name,) = _names(name, "--try") or ("",)
+        try:
+            found[name] = tuple(parse_setting(name, text.strip()) for text in texts.split(","))
+        except StartError as error:
+            raise typer.BadParameter(error.what.replace("--set ", ""), param_hint="--try") from None
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from allranks.core.overrides import SETTINGS
@@ -54,6 +55,7 @@ def knobs_for(
     only: Sequence[str] = (),
     without: Sequence[str] = (),
     may_change_results: bool = False,
+    values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> list[Knob]:
     """The knobs of a script, most promising first.
 
@@ -63,6 +65,7 @@ def knobs_for(
         only: Names to turn; all if none are given.
         without: Names to leave alone.
         may_change_results: Also what rounds differently (precision, compress).
+        values: To try of these settings, in place of the usual ones.
     """
     share = max(1, machine.num_cores // machine.nproc)
     found = [
@@ -77,6 +80,7 @@ def knobs_for(
         Knob("compress", ("none", "bf16"), in_effect.get("compress", "none"), is_ordered=False),
         Knob("compile", (False, True), in_effect.get("compile", False), is_ordered=False),
     ]
+    found = [replace(k, values=tuple(sorted(values[k.name]))) if k.name in values else k for k in found]
     return [
         k for k in found if _applies(k, machine, in_effect) and _wanted(k, only, without, may_change_results)
     ]

@@ -123,6 +123,9 @@ class Search:
         self._reserve_s = min(max(self._reserve_s, 4 * trial_s), self._budget_s / 2)
 
     def _trial(self, settings: dict[str, Any], give_up_below: float, *, again: bool = False) -> Measured:
+        # What is as at the beginning is left out: the same trial by another name would be made again.
+        starts = {k.name: k.start for k in self.knobs}
+        settings = {n: v for n, v in settings.items() if starts.get(n) is None or v != starts[n]}
         known = self._known.get(_key(settings))
         if known is not None and not again:
             return known
@@ -154,7 +157,7 @@ class Search:
                 best = measured
             if best is not begin and knob.is_ordered:
                 break  # better in this direction: the other one leads back
-        if best is begin and closest is not None:
+        if best is begin and closest is not None and closest[0] != knob.start:
             found.did_not_pay.append((knob.name, *closest))
         return best
 
@@ -169,20 +172,31 @@ class Search:
                 bests.append(self._trial(best.settings, 0.0, again=True))
         found.start, found.best = _middle(starts), _middle(bests)
         if found.best.rate < found.start.rate * (1 + MIN_GAIN):  # it was luck
-            found.did_not_pay += [(k, v, found.gain) for k, v in best.settings.items()]
+            if best is not first:
+                names, values = (
+                    " + ".join(map(str, part)) for part in zip(*best.settings.items(), strict=True)
+                )
+                found.did_not_pay.append((names, values, found.gain))
             found.best = found.start
             return
+        self._take_back(found)
+
+    def _take_back(self, found: Found) -> None:
+        """The best without each of its settings: what is each worth?"""
         names = {k.name: k for k in self.knobs}
         for name, value in dict(found.best.settings).items():
             without = {k: v for k, v in found.best.settings.items() if k != name}
             gain = None
             if self._clock() < self._ends_at:
-                gain = found.best.rate / max(1e-9, self._trial(without, 0.0).rate)
-            if gain is not None and gain < 1 + MIN_GAIN / 2 and len(found.best.settings) > 1:
-                found.did_not_pay.append((name, value, gain))
-                kept = {k: v for k, v in found.best.settings.items() if k != name}
-                found.best = Measured(kept, found.best.rate, found.best.spread, found.best.updates)
-                continue
+                other = self._trial(without, 0.0)
+                if other.failure:  # it does not run without it
+                    found.failed.append(other)
+                else:
+                    gain = found.best.rate / other.rate
+                    if gain < 1 + MIN_GAIN / 2 and len(found.best.settings) > 1:
+                        found.did_not_pay.append((name, value, gain))
+                        found.best = other
+                        continue
             knob = names[name]
             found.kept.append(Worth(name, value, knob.start, gain, knob.changes))
 

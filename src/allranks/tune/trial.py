@@ -1,16 +1,13 @@
 """How quick is a script with these settings? One trial: a launch of its own, looked at from outside, ended when enough is seen.
 
-The steps are counted in the ranks' records, so a trial needs nothing of the script; it is stopped by its launcher, which leaves no process.
-A crash, an error or lack of memory costs one trial and is told as the end of its output.
+The steps are counted in the ranks' records, so a trial needs nothing of the script; it is stopped by its launcher (run/trial.py), which
+leaves no process.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,15 +18,14 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from allranks.core.overrides import TRIAL, VARIABLE
+from allranks.core.overrides import VARIABLE
 from allranks.record.page import Record, Role, read_pages
+from allranks.run import trial
 from allranks.tune.search import Measured
 
-LAUNCH = "import sys; from allranks.cli import main; main(sys.argv[1:])"
 WARM_UP_UPDATES = 5
 """Not counted: workers start, kernels are chosen, caches fill."""
 POLL_S = 0.05
-LINES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +60,17 @@ class Trials:
         with tempfile.TemporaryDirectory(prefix="allranks-tune-") as name:
             folder = Path(name)
             output = folder / "output.txt"
-            with output.open("wb") as file:
-                process = subprocess.Popen(
-                    self._command(folder, settings), stdout=file, stderr=file, env=_environment(folder)
-                )
-            try:
+            with trial.launched(self._command(folder, settings), _environment(folder), output) as process:
                 counted = self._watch(process, give_up_below)
-            finally:
-                _stop(process)
             if not settings:
                 self.in_effect = _in_effect(folder)
             return self._measured(settings, counted, process, output)
 
     def _command(self, folder: Path, settings: dict[str, Any]) -> list[str]:
         given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-c", LAUNCH, "run", "--nproc", str(self.script.nproc)]
-        return [
-            *command,
-            "--run-dir",
-            str(folder / "run"),
-            *given,
-            *self.script.launch,
-            self.script.path,
-            *self.script.args,
-        ]
+        return trial.command(
+            self.script.nproc, folder, [*given, *self.script.launch], [self.script.path, *self.script.args]
+        )
 
     def _watch(self, process: subprocess.Popen[bytes], give_up_below: float) -> Counted:
         counted = Counted()
@@ -110,8 +93,8 @@ class Trials:
         failure = counted.failure
         if not failure and rate == 0.0:
             code = process.returncode
-            lines = output.read_text(errors="replace").strip().splitlines()[-LINES_SHOWN:]
-            failure = "\n".join([f"ended with exit code {code} before {WARM_UP_UPDATES} updates:", *lines])
+            told = f"ended with exit code {code} before {WARM_UP_UPDATES} updates:"
+            failure = "\n".join([told, *trial.last_lines(output)])
         return Measured(settings, rate, spread, counted.updates, counted.is_cut_short, failure)
 
 
@@ -182,10 +165,7 @@ def _ranks(launcher_pid: int) -> list[Record]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "OMP_NUM_THREADS")}
-    if "OMP_NUM_THREADS" in os.environ and os.environ.get("ALLRANKS_OMP") != "agent":
-        env["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
-    return {**env, TRIAL: str(folder), "ALLRANKS_HOME": str(folder)}
+    return {name: value for name, value in trial.environment(folder).items() if name != VARIABLE}
 
 
 def _in_effect(folder: Path) -> dict[str, Any]:
@@ -195,13 +175,3 @@ def _in_effect(folder: Path) -> dict[str, Any]:
             with suppress(ValueError):
                 found |= json.loads(line)
     return found
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a launch; the second signal does not wait for a checkpoint, and its guard removes what is left."""
-    for number, patience_s in ((signal.SIGINT, 1.0), (signal.SIGINT, 8.0), (signal.SIGKILL, 5.0)):
-        if process.poll() is not None:
-            return
-        process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)

@@ -65,7 +65,7 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
 def walk(loader: DataLoader[Any], line: str = "train.py:3 main", *, training: bool = True) -> int:
     """One pass, as the probe sees it."""
     iterator = iter(loader)
-    passes.begin(loader, iterator, line)
+    passes.begin(loader, iterator, line, 0)
     count = 0
     while True:
         try:

@@ -23,26 +23,36 @@ NO_SYNC_STEPS = 500
 """Local steps between averages that a script may make on purpose; else it is said at the end."""
 MIN_NUMEL = 16
 _MAX_SUMS = 8
+_MAX_CALLS = 4096  # of all modules, until the one inside must have been called
 _built: list[Callable[[], Any]] = []
 _lines_seen: dict[int, str] = {}  # of the forward of a module, by id of its DDP
 _has_told = False
+_next_look = 1  # a step; looks go through all parameters, so they are ever further apart
 
 
 def built(ddp: Any) -> None:
     """A DDP was made. Never raises."""
+    global _next_look
     try:
-        _built.append(weakref.ref(ddp))
+        _built.append(weakref.ref(ddp, _forget))
     except TypeError:
         return
+    _next_look = 0
+
+
+def _forget(gone: Any) -> None:
+    _built[:] = [known for known in _built if known is not gone]
 
 
 def look(*, is_end: bool = False) -> None:
     """Look at all DDPs that were made. Never raises."""
-    global _has_told
-    if _has_told or states.world is None or not _built:
+    global _has_told, _next_look
+    step = _writer.step
+    if _has_told or states.world is None or not _built or (step < _next_look and not is_end):
         return
+    _next_look = step + max(1, step // 4)
     try:
-        for known in _built:
+        for known in list(_built):
             ddp = known()
             if ddp is not None and compat.keeps_equal(ddp, states.world) and _look_at(ddp, is_end):
                 _has_told = True
@@ -73,15 +83,23 @@ def _look_at(ddp: Any, is_end: bool) -> bool:
 
 
 def _find_line(ddp: Any) -> None:
-    """Have the next call of the module inside say where it is called from; once."""
-    key = id(ddp)
+    """Have the next call of the module inside say where it is called from; once.
+
+    By a hook of all modules: one on the user's own would be saved and copied with it.
+    """
+    key, inside, left = id(ddp), weakref.ref(ddp.module), _MAX_CALLS
     _lines_seen[key] = ""
 
     def tell(module: Any, inputs: Any) -> None:
-        handle.remove()
-        _lines_seen[key] = _writer.name_of(_lines.here() >> 8)
+        nonlocal left
+        left -= 1
+        if module is inside():
+            _lines_seen[key] = _writer.name_of(_lines.here() >> 8)
+            handle.remove()
+        elif left <= 0:
+            handle.remove()
 
-    handle = ddp.module.register_forward_pre_hook(tell)
+    handle = sys.modules["torch"].nn.modules.module.register_module_forward_pre_hook(tell)
 
 
 def _averages_itself(trained: list[tuple[str, Any]]) -> bool:
@@ -109,8 +127,8 @@ def _sums(trained: list[tuple[str, Any]]) -> list[list[Any]]:
 
 
 def _after_fork() -> None:
-    global _has_told
-    _has_told = False
+    global _has_told, _next_look
+    _has_told, _next_look = False, 0
     _built.clear()
     _lines_seen.clear()
 

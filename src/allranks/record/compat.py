@@ -22,15 +22,15 @@ _has_said = False
 
 
 def step_aside(what: str, error: BaseException | None = None) -> None:
-    """Leave a mark out, and say so once; the job goes on."""
+    """Leave a mark out, and say so once; the job goes on. Loader workers do not say it: every epoch may have new ones."""
     global _has_said
     process.set_flag(at.STEPPED_ASIDE)
-    if not _has_said:
+    if not _has_said and process.WRITER.words[at.W_ROLE] != at.LOADER_WORKER:
         _has_said = True
         version = getattr(sys.modules.get("torch"), "__version__", "?")
         why = f" ({error!r})" if error is not None else ""
         print(
-            f"[allranks] torch {version} is not as expected: {what} is not recorded{why}; the job is not touched",
+            f"[allranks] {what}: not recorded with torch {version}{why}; the job is not touched",
             file=sys.stderr,
         )
 
@@ -113,6 +113,20 @@ def iterable_fetcher(module: ModuleType) -> type | None:
     """The class that reads a batch from an iterable data set."""
     fetcher = getattr(module, "_IterableDatasetFetcher", None)
     return fetcher if isinstance(fetcher, type) and "fetch" in vars(fetcher) else None
+
+
+def loader_length(loader: Any) -> int:
+    """Batches of a pass, -1 if that is not known. Leaves a loader of an iterable data set as it was: one that was asked for its length
+    warns where more samples come."""
+    own, name = getattr(loader, "__dict__", {}), "_IterableDataset_len_called"
+    before = own.get(name)
+    try:
+        return len(loader)
+    except Exception:  # noqa: BLE001 - no length, or the user's __len__
+        return -1
+    finally:
+        if name in own:
+            own[name] = before
 
 
 def loader_workers(iterator: Any) -> list[int]:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from allranks.record import datasets, notes, process
+from allranks.record import compat, datasets, notes, process
 from allranks.record import layout as at
 
 LOOKS = 3
@@ -31,7 +31,11 @@ def watched(fetch: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
     _left -= 1
     before = _states()
     batch = fetch(fetcher, indices)
-    _note_draws(before, getattr(fetcher, "dataset", None))
+    try:
+        _note_draws(before, getattr(fetcher, "dataset", None))
+    except Exception as error:  # noqa: BLE001 - a data set of a kind that is not known here
+        _left = 0
+        compat.step_aside("what reading draws", error)
     return batch
 
 
@@ -51,8 +55,9 @@ def watching(fetch: Callable[..., Any]) -> Callable[..., Any]:
             _note_draws(before, self.dataset)
             if (value := content(batch)) is not None:
                 _note("first", self.dataset, number=number, hash=value, items=_size(batch))
-        except Exception:  # noqa: BLE001 - what is read is the user's
+        except Exception as error:  # noqa: BLE001 - what is read is the user's
             _left_iterable = 0
+            compat.step_aside("what a data set gives first", error)
         return batch
 
     return marked

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from allranks.record import compat, notes, process
 from allranks.record import layout as at
-from allranks.record import notes, process
 from allranks.record.probe_training import during
 
 MAX_PATHS = 40
@@ -31,7 +31,10 @@ def _noting(function: Callable[..., Any], kind: str, place: int) -> Callable[...
     def noting(*args: Any, **kwargs: Any) -> Any:
         file = args[place] if len(args) > place else kwargs.get("f")
         if isinstance(file, (str, os.PathLike)):
-            _note(kind, file)
+            try:
+                _note(kind, file)
+            except Exception as error:  # noqa: BLE001 - a path of the user's own kind, a folder that is gone
+                compat.step_aside(f"which files are {kind}", error)
         return function(*args, **kwargs)
 
     return noting

@@ -8,6 +8,7 @@ once: the last layers whose are finite are above the place where it began.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from allranks.record import losses, notes, process, states
@@ -15,21 +16,22 @@ from allranks.record import losses, notes, process, states
 _writer = process.WRITER
 MAX_NUMEL = 1 << 16
 _bad_at = -1  # the step (0 = the first) in whose backward this rank's own gradient was first not finite
-_watched: Any = None
+_watched: Any = None  # weakly: the parameter and its DDP; () = nothing can be watched
 _handle: Any = None
 is_on = True
 
 
 def watch(ddp: Any) -> None:
-    """Watch the gradients of a DDP that is used for the first time. Never raises."""
-    global _watched
-    if _watched is not None:
+    """Watch the gradients of a DDP that is used for the first time, if no other is. Never raises."""
+    global _watched, _handle
+    if _watched is not None and (not _watched or _watched[0]() is not None):
         return
+    _watched = _handle = None  # the one before is gone, and its hook with it
     try:
         candidates = [p for p in ddp.module.parameters() if p.requires_grad and p.numel() <= MAX_NUMEL][:2]
         if not candidates or not candidates[0].is_cpu:
             return  # on a GPU a look would wait for it
-        _watched = min(candidates, key=lambda p: p.numel()), ddp
+        _watched = weakref.ref(min(candidates, key=lambda p: p.numel())), weakref.ref(ddp)
         look.__torch_unserializable__ = True  # type: ignore[attr-defined]  # else saving the tensor warns of a hook
         prepare()
     except Exception:  # noqa: BLE001 - parameters of a kind that is not known here
@@ -45,8 +47,8 @@ def prepare() -> None:
     if not is_wanted:
         _handle.remove()
         _handle = None
-    elif _watched[0].requires_grad:
-        _handle = _watched[0].register_hook(look)
+    elif (parameter := _watched[0]()) is not None and parameter.requires_grad:
+        _handle = parameter.register_hook(look)
 
 
 def look(gradient: Any) -> None:
@@ -66,13 +68,14 @@ def stepping() -> None:
     """An optimizer is about to step; called only while a gradient that is not finite waits to be judged."""
     global _bad_at, is_on
     step, _bad_at = _bad_at, -1
-    if step != _writer.step or not _watched:
+    parameter, ddp = (known() for known in _watched or (_nothing, _nothing))
+    if step != _writer.step or parameter is None or ddp is None:
         return
     try:
-        if losses.mask == losses.NEVER or _is_finite(_watched[0].grad):
+        if losses.mask == losses.NEVER or _is_finite(parameter.grad):
             return  # the loss was it, or it was mended
         is_on = False
-        named = [(n, p) for n, p in _watched[1].module.named_parameters() if p.grad is not None]
+        named = [(n, p) for n, p in ddp.module.named_parameters() if p.grad is not None]
         bad = [n for n, p in named if not _is_finite(p.grad)]
         notes.note(
             "gradient", step=step + 1, bad=bad[-1:] + bad[:4], num_bad=len(bad), num=len(named),
@@ -85,6 +88,10 @@ def stepping() -> None:
 def is_waiting() -> bool:
     """Whether there is one to be judged."""
     return _bad_at >= 0
+
+
+def _nothing() -> None:
+    return None
 
 
 def _is_finite(gradient: Any) -> bool:

@@ -19,7 +19,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from allranks.record import farewell, process, startup
+from allranks.record import farewell, process, startup, states
 from allranks.record import layout as at
 
 FOLDER_PREFIX = "allranks-record-"
@@ -58,6 +58,7 @@ def _install() -> None:
     _remove_dead()
     process.open_page(folder)
     process.set_flag(at.IN_PROCESS)
+    states.on_failure = communication_failed
     if startup.number_of_rank() >= 0:
         process.become(at.RANK_ROLE)
     farewell.install()

@@ -12,9 +12,10 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any
 
-from allranks.record import datasets, notes, process
+from allranks.record import compat, datasets, notes, process
 from allranks.record import layout as at
 
 NOTED_PASSES = 3
@@ -50,9 +51,11 @@ class Followed:
     """One pass whose indices are noted; hangs on its iterator."""
 
     __slots__ = (
+        "asked_ns",
         "dataset",
         "drawn",
         "first",
+        "first_s",
         "forwards",
         "indices",
         "is_noted",
@@ -65,8 +68,8 @@ class Followed:
         "taken",
     )
 
-    def __init__(self, known: _Known, loader: Any, line: str) -> None:
-        self.known, self.line = known, line
+    def __init__(self, known: _Known, loader: Any, line: str, asked_ns: int) -> None:
+        self.known, self.line, self.asked_ns, self.first_s = known, line, asked_ns, 0.0
         self.dataset, self.sampler = loader.dataset, _sampler_of(loader)
         self.step, self.forwards = _writer.step, _writer.words[at.W_MICRO_STEP]
         self.drawn = self.taken = self.samples = 0
@@ -80,8 +83,8 @@ class Followed:
         return _writer.step != self.step or _writer.words[at.W_MICRO_STEP] != self.forwards
 
 
-def begin(loader: Any, iterator: Any, line: str) -> None:
-    """A pass begins: prepare to follow it, if it is one of the first of its loader. Never raises."""
+def begin(loader: Any, iterator: Any, line: str, asked_ns: int) -> None:
+    """A pass begins, since `asked_ns`: prepare to follow it, if it is one of the first of its loader. Never raises."""
     try:
         _what_followed()
         dataset = loader.dataset
@@ -90,9 +93,10 @@ def begin(loader: Any, iterator: Any, line: str) -> None:
         if known is None:
             if len(_loaders) >= MAX_LOADERS:
                 return
-            known = _loaders[key] = _Known(len(_loaders) + 1, _facts(loader))
+            known = _loaders[key] = _Known(len(_loaders) + 1, {})
+            known.facts = _facts(loader)  # if they cannot be had, not every pass tries again
         known.passes += 1
-        followed = Followed(known, loader, line) if known.passes <= NOTED_PASSES else None
+        followed = Followed(known, loader, line, asked_ns) if known.passes <= NOTED_PASSES else None
         iterator._allranks_followed = followed
         for taken in iterator.__dict__.pop("_allranks_early", ()):
             if followed is not None:
@@ -150,10 +154,17 @@ def handed(iterator: Any) -> None:
 
 
 def drawn(iterator: Any, followed: Followed) -> None:
-    """A batch was handed out."""
+    """A batch was handed out. Never raises."""
     followed.drawn += 1
+    if followed.drawn == 1:
+        followed.first_s = (monotonic_ns() - followed.asked_ns) / 1e9
     if followed.drawn == FIRST_BATCHES:
-        _note_pass(followed)
+        try:
+            _note_pass(followed)
+        except Exception as error:  # noqa: BLE001 - samplers of a kind that is not known here
+            iterator._allranks_followed = None
+            compat.step_aside("what a loader reads", error)
+            return
         if followed.known.passes > 1:
             iterator._allranks_followed = None  # the order was what there was to see
 
@@ -194,17 +205,24 @@ def _note_pass(followed: Followed) -> None:
         return
     followed.is_noted = True
     sampler = followed.sampler
-    first = [i if isinstance(i, int) else zlib.crc32(repr(i).encode()) for i in followed.first]
+    first = [i if isinstance(i, int) else zlib.crc32(_index_text(i)) for i in followed.first]
     facts = followed.known.facts if followed.known.passes == 1 else {}
     notes.note(
         "pass",
         **_where(followed),
         training=followed.is_training,
         epoch=_number(sampler, "epoch"),
+        first_s=round(followed.first_s, 4),
         first=first[:16],
         count=len(first),
         hash=zlib.crc32(repr(first).encode()),
         **facts,
+    )
+
+
+def _index_text(index: Any) -> bytes:
+    return (datasets.text_of(index) if isinstance(index, datasets.PLAIN) else repr(index)).encode(
+        "utf-8", "replace"
     )
 
 
@@ -230,6 +248,7 @@ def _facts(loader: Any) -> dict[str, Any]:
         "seed": _number(sampler, "seed"),
         "batch_size": _number(loader, "batch_size"),
         "num_workers": _number(loader, "num_workers"),
+        "persistent": bool(getattr(loader, "persistent_workers", False)),
         "padded": max(0, total - length) if replicas > 1 and total > 0 and length > 0 else 0,
     }
     return facts

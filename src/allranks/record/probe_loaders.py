@@ -27,15 +27,9 @@ class Pass:
         _passes += 1
         self.number, self.key, self.started_ns = _passes, at.DATA | line, monotonic_ns()
         self.drawn = self.ended_ns = 0
-        self.length, self.num_workers = _length(loader), int(getattr(loader, "num_workers", 0) or 0)
+        self.length = compat.loader_length(loader)
+        self.num_workers = int(getattr(loader, "num_workers", 0) or 0)
         self.pids: list[int] = []
-
-
-def _length(loader: Any) -> int:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError, ValueError):
-        return -1  # an iterable dataset without a length
 
 
 def mark_loaders(module: Any) -> None:
@@ -59,6 +53,7 @@ def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return begin(self)
         line = _lines.here()
         before = _writer.mark(at.DATA | line)
+        asked_ns = monotonic_ns()
         try:
             iterator = begin(self)  # starts the loader workers
         finally:
@@ -69,7 +64,7 @@ def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return iterator
         one.pids = compat.loader_workers(iterator)
         _show(one)
-        passes.begin(self, iterator, _writer.name_of(line >> 8))
+        passes.begin(self, iterator, _writer.name_of(line >> 8), asked_ns)
         return iterator
 
     return marked
@@ -180,7 +175,7 @@ def _begin_fetch(words: memoryview, indices: Any) -> None:
     words[at.SAMPLE_NS] = monotonic_ns()
     try:
         some, count = list(indices[: at.NUM_SAMPLES]), len(indices)
-    except (TypeError, KeyError):
+    except Exception:  # noqa: BLE001 - what the user's sampler gave
         some, count = [], 1
     for place, index in enumerate(some):
         is_number = isinstance(index, int) and -(1 << 62) < index < 1 << 62

@@ -67,7 +67,11 @@ def mark_backward(module: Any) -> None:
             writer.mark(before)
         times[at.M_BACKWARD_TO] = writer.words[at.W_SINCE_NS]
         if states.pending is not None:
-            _check_gradients()
+            try:
+                _check_gradients()
+            except Exception as error:  # noqa: BLE001 - a DDP that is not as expected
+                states.pending = None
+                compat.step_aside("which parameters got no gradient", error)
         return result
 
     module.backward = marked
@@ -106,6 +110,8 @@ def _note_exchange(replica: states.Replica) -> None:
     times[at.M_READY] = ready
     _writer.exchanged_ns += end - ready
     _writer.exchanged_steps = count = _writer.exchanged_steps + 1
+    if not ddp.require_backward_grad_sync:
+        replica.is_uncovered = True  # its forward was to exchange gradients, and yet the backward stands inside no_sync
     if count & 3 == 0:
         replicas.look(replica, ddp, count)
 

@@ -15,8 +15,6 @@ def look(replica: states.Replica, ddp: Any, count: int) -> None:
     """After the backward of a timed step, the `count`-th of this process. Never raises."""
     global _noted, _unused_bytes
     try:
-        # Its forward was to exchange gradients, and yet the backward stands inside no_sync.
-        replica.is_uncovered |= not ddp.require_backward_grad_sync
         if count < _FIRST or count & (count - 1):  # the 8th, 16th, 32nd ...
             return
         facts = compat.replica_facts(ddp) | compat.device_facts(ddp)

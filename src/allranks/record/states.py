@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from _thread import get_ident
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
@@ -59,6 +59,7 @@ class Replica:
 
 syncs = 0  # such forwards of all replicas
 is_synchronised = True  # the last forward of a DDP was not under no_sync
+on_failure: Callable[[BaseException, str], None] | None = None  # of inprocess.py
 pending: Replica | None = None  # the one whose forward was last, until its backward
 
 
@@ -105,11 +106,9 @@ def inside_call() -> Iterator[None]:
 
 
 def communication_failed(error: BaseException, what: str) -> None:
-    """A collective, forward or backward raised; without a launcher of ours, say here what is known."""
-    if _writer.words[at.W_FLAGS] & at.IN_PROCESS:
-        from allranks.record import inprocess
-
-        inprocess.communication_failed(error, what)
+    """A collective, forward or backward raised; without a launcher of ours, `on_failure` says here what is known."""
+    if on_failure is not None:
+        on_failure(error, what)
 
 
 def known_replicas() -> list[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -240,3 +242,38 @@ def optimize_each(folder: str) -> None:
 
 def test_models_when_each_has_its_own_optimizer_then_only_one_trains_apart(tmp_path: Path) -> None:
     run_ranks(2, optimize_each, str(tmp_path))
+
+
+def set_from_outside(folder: str) -> None:
+    asked = train(f"{folder}/asked", sync_every=3)
+    with mock.patch.dict(os.environ, {"ALLRANKS_SET": '{"sync_every": 3}'}):
+        told = train(f"{folder}/told")
+    equal = train(f"{folder}/equal")
+    with mock.patch.dict(os.environ, {"ALLRANKS_SET": '{"sync_every": 1}'}):
+        undone = train(f"{folder}/undone", sync_every=3, outer_optimizer="nesterov")
+    assert all(torch.equal(a, b) for a, b in zip(asked, told, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(equal, undone, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(asked, equal, strict=True))
+
+
+def test_sync_every_when_the_command_line_gives_it_then_in_place_of_the_scripts(tmp_path: Path) -> None:
+    run_ranks(2, set_from_outside, str(tmp_path))
+
+
+def tail_of_an_epoch(folder: str) -> None:
+    """What is kept for an early save at the end of the loop: is the optimizer's state copied for it?"""
+    with allranks.start(folder, global_batch_size=4) as run:
+        model = run.model(net(), shared_memory=False, sync_every=2)
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        loader = run.loader(data(16), shuffle=True)
+        for _ in run.epochs(1):
+            for x, y in loader:
+                run.step(((model(x) - y) ** 2).mean())
+            assert run._tail is not None
+            kept = run._tail.this_rank["optimizers"]["optimizer"]["state"]
+            first = next(model.parameters())
+            assert kept[0]["momentum_buffer"] is optimizer.state[first]["momentum_buffer"]
+
+
+def test_end_of_an_epoch_when_ranks_train_apart_then_no_copy_of_the_optimizer(tmp_path: Path) -> None:
+    run_ranks(2, tail_of_an_epoch, str(tmp_path), init=False)

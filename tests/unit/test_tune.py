@@ -189,6 +189,15 @@ def test_knobs_when_the_script_has_no_allranks_then_only_the_launchers() -> None
     assert "precision" in {k.name for k in allowed}
 
 
+@pytest.mark.parametrize(("sync_every", "expected"), [(1, {"bucket_cap_mb", "compress"}), (16, set[str]())])
+def test_knobs_when_ranks_send_no_gradients_then_not_how_to_send_them(
+    sync_every: int, expected: set[str]
+) -> None:
+    in_effect = {"bucket_cap_mb": None, "compress": "none", "sync_every": sync_every}
+    found = {k.name for k in knobs_for(Machine(8, 2), in_effect, may_change_results=True)}
+    assert found & {"bucket_cap_mb", "compress"} == expected
+
+
 def test_neighbours_when_ordered_then_up_and_down_from_where_it_is() -> None:
     knob = KNOBS[0]
     assert knob.neighbours(2) == ((4, 8), (1, 0))

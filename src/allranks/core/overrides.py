@@ -54,6 +54,9 @@ SETTINGS: dict[str, Setting] = {
         choices=("none", "bf16", "fp16", "int8", "powersgd", "auto"),
         changes="gradients are rounded on their way",
     ),
+    "sync_every": Setting(
+        "count", "run.model", 1, changes="ranks train apart, and take the mean of their weights now and then"
+    ),
     "channels_last": Setting("switch", "run.model"),
     "compile": Setting("switch", "run.model"),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from allranks.core.errors import UsageError
-from allranks.core.overrides import overridden
+from allranks.core.overrides import is_overridden, overridden
 from allranks.train.chosen import Explaining, tell_options
 from allranks.train.deciding import Deciding
 from allranks.train.evaluation import Evaluating
@@ -83,6 +83,9 @@ class Run(Saving, Feeding, Evaluating, Deciding, Explaining):
         """
         self._require_open("model")
         compress, bucket_cap_mb = overridden("compress", compress), overridden("bucket_cap_mb", bucket_cap_mb)
+        sync_every = overridden("sync_every", sync_every)
+        if sync_every == 1 and is_overridden("sync_every"):
+            outer_optimizer = None  # the script's own: there is nothing for it to step
         sending_by = CompressSettings(compress, compress_rank, accuracy)
         local = LocalSettings(sync_every, outer_optimizer, outer_lr, outer_momentum)
         local.check_with(sending_by, static_graph=static_graph)

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MINUTES = 10.0
 _ALL_CALL_WITHIN_S = 60.0
 _EARLY_WAIT_S = 20.0
-_SHARED_WITH_WEIGHTS = ("optimizers", "emas")
+_SHARED_WITH_WEIGHTS = ("optimizers", "emas", "exchanges", "local")
 
 
 class Left(SystemExit):
@@ -172,11 +172,9 @@ class Saving(Evaluating, Deciding, Resuming):
             and self._has_begun
         ):
             state = snapshot.take(self, self._tracked, self._tracked_per_rank, {})
-            # Weights stay as they are until the next update; what the code after the loop changes (schedulers, the user's own
-            # objects) is copied.
-            self._tail = replace(
-                state, training=_copied(state.training), this_rank=copy.deepcopy(dict(state.this_rank))
-            )
+            # What an update changes stays as it is until the next one; what the code after the loop changes (schedulers, the user's
+            # own objects, random states) is copied.
+            self._tail = replace(state, training=_copied(state.training), this_rank=_copied(state.this_rank))
 
     def _during_evaluation(self) -> None:
         """Told to leave while evaluating, which may outlast the time that is left: save what there was when the loop ended.
@@ -330,5 +328,5 @@ class Saving(Evaluating, Deciding, Resuming):
                 self._checkpoints.close(failing=failing)
 
 
-def _copied(training: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v if k in _SHARED_WITH_WEIGHTS else copy.deepcopy(v) for k, v in training.items()}
+def _copied(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v if k in _SHARED_WITH_WEIGHTS else copy.deepcopy(v) for k, v in part.items()}

@@ -99,8 +99,8 @@ def _applies(knob: Knob, machine: Machine, in_effect: Mapping[str, Any]) -> bool
         return False  # the script never asks for it
     if knob.name == "compile":
         return machine.has_compiler
-    if knob.name in ("bucket_cap_mb", "compress") and machine.nproc == 1:
-        return False
+    if knob.name in ("bucket_cap_mb", "compress"):
+        return machine.nproc > 1 and in_effect.get("sync_every", 1) == 1  # else no gradients are sent
     return len(knob.values) > 1
 
 

@@ -50,6 +50,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "parameters without a gradient": ("never_trained", "unused_on_one", "unused_on_all"),
     "a scheduler stepped once per rank": ("scheduler_too_often",),
     "a checkpoint written by several ranks": ("one_path",),
+    "accumulation: the rest of a pass thrown away": ("left_over",),
+    "gathers and means that cannot be right": ("one_tensor", "floored_mean", "own_entry"),
 }
 
 

@@ -205,3 +205,40 @@ def test_trigger_when_notes_grow_all_the_time_then_it_looks_all_the_same() -> No
 def test_evidence_when_it_goes_to_json_and_back_then_notes_are_the_same() -> None:
     before = evidence([saved()], [never()])
     assert from_json(Evidence, before.to_json()) == before
+
+
+# --- gathers, means, windows ---
+
+
+def test_gather_into_one_tensor_then_the_line_is_named() -> None:
+    note = {"kind": "aliased", "line": LINE, "count": 2, "shape": [8, 4]}
+    verdict = said([note], [note])
+    assert (verdict.code, verdict.ranks) == ("AR722", (0, 1))
+    assert "entries 0 and 1 are the same" in verdict.head()
+    assert LINE.split()[0].rpartition("/")[2] in verdict.where[0]
+
+
+def test_mean_cut_off_then_the_exact_one_and_the_used_one_are_named() -> None:
+    note = {"kind": "floored", "line": LINE, "dtype": "int64", "sums": [4, 42], "used": [1, 10], "ranks": 4}
+    verdict = said([note], [note])
+    assert (verdict.code, verdict.confidence) == ("AR723", "likely")
+    assert "10 for 10.5, in a tensor of int64" in verdict.head()
+
+
+def test_rest_of_a_pass_thrown_away_then_how_much_and_where_are_named() -> None:
+    note = {
+        "kind": "left_over", "line": LINE, "micro_steps": 2, "window": 4, "step": 4, "drawn": 10, "loop": LINE.replace("27", "25"),
+    }  # fmt: skip
+    verdict = said([note], [note])
+    assert verdict.code == "AR724"
+    assert "2 of 10 micro-steps of a pass have no effect" in verdict.head()
+    assert "2 optimizer steps instead of 3" in verdict.facts[0]
+    assert "the last 2 micro-steps" in said([note | {"drawn": -1}], [note | {"drawn": -1}]).head()
+
+
+def test_gradient_through_the_own_entry_then_the_factor_is_named_if_all_ranks_say_so() -> None:
+    note = {"kind": "own_entry", "line": LINE, "ranks": 2}
+    verdict = said([note], [note])
+    assert (verdict.code, verdict.confidence) == ("AR725", "likely")
+    assert "1/2 of it is left" in verdict.head()
+    assert codes([note], []) == []  # one rank alone: its loss is its own

@@ -8,11 +8,12 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 
-from allranks.record import averaging, fingerprints, passes, process, watched
+from allranks.record import averaging, fingerprints, gathered, passes, process, watched
 
 LOOKS: list[Callable[[], None]] = [
     fingerprints.last,
     passes.at_end,
+    gathered.look_at_sums,
     watched.at_end,
     lambda: averaging.look(is_end=True),
 ]

@@ -12,8 +12,8 @@ import sys
 from time import monotonic_ns
 from typing import Any
 
+from allranks.record import gathered, notes, origin, passes, process, states
 from allranks.record import layout as at
-from allranks.record import notes, origin, passes, process, states
 
 _writer = process.WRITER
 KIND = "not_finite"
@@ -29,6 +29,8 @@ def look(args: tuple[Any, ...], line: int) -> None:
     try:
         loss = args[0]
         if loss.numel() == 1:
+            if gathered.gathers:
+                gathered.look_at_loss(loss)
             if loss.is_cpu:
                 value, is_first = loss.item(), mask != NEVER
                 _judge(value, _writer.step + 1, line)

@@ -15,6 +15,7 @@ from allranks.record import (
     probe_training,
     process,
     schedulers,
+    windows,
 )
 from allranks.record import layout as at
 
@@ -24,11 +25,17 @@ def _torch_is_here(module: ModuleType) -> None:
     process.WRITER.mark(at.PYTHON)
 
 
+def _optimizers(module: ModuleType) -> None:
+    probe_training.mark_optimizers(module)
+    windows.mark_zeroing(module)
+
+
 MARKS = {
     "torch": _torch_is_here,
     "torch.autograd": probe_training.mark_backward,
     "torch.serialization": files.mark_files,
-    "torch.optim.optimizer": probe_training.mark_optimizers,
+    "torch.optim.optimizer": _optimizers,
+    "torch.nn.modules.module": windows.mark_modules,
     "torch.optim.lr_scheduler": schedulers.mark_schedulers,
     "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
     "torch.nn.parallel.distributed": probe_training.mark_replicas,

@@ -9,7 +9,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
-from allranks.record import compat, joining, process, states
+from allranks.record import compat, gathered, joining, process, states
 from allranks.record import layout as at
 from allranks.record.calls import Call
 
@@ -71,7 +71,7 @@ def mark_collectives(module: Any) -> None:
 def _marked(function: Callable[..., Any], name: str, module: Any, is_counted: bool) -> Callable[..., Any]:
     torch = sys.modules["torch"]  # not whole yet: torch.compiler is looked up when it is called
     call = Call(name, inspect.signature(function), module, is_counted)
-    inside = states.inside
+    inside, look = states.inside, gathered.LOOKS.get(name)
 
     @functools.wraps(function)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -98,6 +98,8 @@ def _marked(function: Callable[..., Any], name: str, module: Any, is_counted: bo
             _writer.exit_collective(slot, flags)
             if before >= 0:
                 _writer.mark(before)
+        if look is not None and result is None:  # it is complete
+            look(args, kwargs, line >> 8)
         return result
 
     return marked

@@ -1,7 +1,8 @@
 """Marks of a training step: DDP, backward, optimizer (files.py has torch.save).
 
-These are in the way of every step, so they are written to cost little (bench/watch/in_turn.py): a mark before and after,
-nothing looked up that can be kept.
+These are in the way of every step, so they are written to cost little where nothing of them is in the processor's cache
+(bench/watch/in_place.py): the lines of `Writer.mark` and of `Lines.here` stand in them, moments are kept only in steps that are timed,
+and what need not be looked at in every step of quick ones is behind one comparison.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import sys
 from _thread import get_ident
 from collections.abc import Callable
+from sys import _getframe
 from time import monotonic_ns
 from typing import Any
 
@@ -26,8 +28,10 @@ from allranks.record import (
     states,
 )
 from allranks.record import layout as at
+from allranks.record.layout import BACKWARD, FORWARD, OPTIMIZER, W_MICRO_STEP, W_PHASE, W_SINCE_NS
 
 _writer, _lines = process.WRITER, process.LINES
+_spent = _writer.spent_ns
 
 
 def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,14 +52,24 @@ def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def mark_backward(module: Any) -> None:
     """torch.autograd.backward, which Tensor.backward calls."""
-    backward, writer, here, times = module.backward, _writer, _lines.watcher(), _writer.times
+    backward, writer = module.backward, _writer
+    seen, find = _lines.watcher()
 
     @functools.wraps(backward)
     def marked(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != writer.owner:
             return backward(*args, **kwargs)
-        before = writer.mark(at.BACKWARD | (line := here()))
-        times[at.M_BACKWARD_FROM] = writer.words[at.W_SINCE_NS]
+        depth, code, lasti, line = seen
+        try:
+            frame = _getframe(depth)
+            if frame.f_code is not code or frame.f_lasti != lasti:
+                line = find()
+        except ValueError:  # the stack is not that deep this time
+            line = find()
+        words = writer.words
+        before, begin = words[W_PHASE], monotonic_ns()
+        _spent[before & 255] += begin - words[W_SINCE_NS]
+        words[W_PHASE], words[W_SINCE_NS] = BACKWARD | line, begin
         try:
             if not writer.step & losses.mask:
                 losses.look(args, line)
@@ -64,25 +78,31 @@ def mark_backward(module: Any) -> None:
             states.communication_failed(error, "backward")
             raise
         finally:
-            writer.mark(before)
-        times[at.M_BACKWARD_TO] = writer.words[at.W_SINCE_NS]
-        if states.pending is not None:
-            try:
-                _check_gradients()
-            except Exception as error:  # noqa: BLE001 - a DDP that is not as expected
-                states.pending = None
-                compat.step_aside("which parameters got no gradient", error)
+            end = monotonic_ns()
+            _spent[BACKWARD] += end - words[W_SINCE_NS]
+            words[W_PHASE], words[W_SINCE_NS] = before, end
+        if states.pending is not None or writer.is_timed:
+            _after_backward(begin, end)
         return result
 
     module.backward = marked
 
 
-def _check_gradients() -> None:
-    """Which parameters got no gradient in this backward: known now, before the others wait for them."""
+def _after_backward(begin: int, end: int) -> None:
+    """Of steps that are timed, and where gradients are to be looked at. Never raises."""
+    if _writer.is_timed:
+        _writer.times[at.M_BACKWARD_FROM], _writer.times[at.M_BACKWARD_TO] = begin, end
     replica, states.pending = states.pending, None  # one forward, one check
-    if replica is None:
-        return
-    if _writer.step + 1 >= _writer.next_timed:
+    try:
+        if replica is not None:
+            _check_gradients(replica)
+    except Exception as error:  # noqa: BLE001 - a DDP that is not as expected
+        compat.step_aside("which parameters got no gradient", error)
+
+
+def _check_gradients(replica: states.Replica) -> None:
+    """Which parameters got no gradient in this backward: known now, before the others wait for them."""
+    if _writer.is_timed:
         _note_exchange(replica)
     if _writer.step < replica.check_at_step:
         return
@@ -110,8 +130,10 @@ def _note_exchange(replica: states.Replica) -> None:
     times[at.M_READY] = ready
     _writer.exchanged_ns += end - ready
     _writer.exchanged_steps = count = _writer.exchanged_steps + 1
-    if not ddp.require_backward_grad_sync:
-        replica.is_uncovered = True  # its forward was to exchange gradients, and yet the backward stands inside no_sync
+    if ddp is not None and not ddp.require_backward_grad_sync:
+        replica.is_uncovered = (
+            True  # its forward was to exchange gradients, and yet the backward stands inside no_sync
+        )
     if count & 3 == 0:
         replicas.look(replica, ddp, count)
 
@@ -162,41 +184,66 @@ def _marked_build(build: Callable[..., None]) -> Callable[..., None]:
 
 
 def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    torch = sys.modules["torch"]  # not whole yet: what is needed of it is looked up when it is called
-    writer, here, known, times = _writer, _lines.watcher(), states.replicas, _writer.times
+    torch = sys.modules["torch"]  # not whole yet
+    is_grad_enabled = getattr(torch, "is_grad_enabled", None) or (lambda: torch.is_grad_enabled())
+    writer = _writer
+    seen, find = _lines.watcher()
 
     @functools.wraps(forward)
     def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if get_ident() != writer.owner:
             return forward(self, *inputs, **kwargs)
-        before = writer.mark(at.FORWARD | here())
-        begin = writer.words[at.W_SINCE_NS]
+        depth, code, lasti, line = seen
+        try:
+            frame = _getframe(depth)
+            if frame.f_code is not code or frame.f_lasti != lasti:
+                line = find()
+        except ValueError:  # the stack is not that deep this time
+            line = find()
+        words = writer.words
+        before, begin = words[W_PHASE], monotonic_ns()
+        _spent[before & 255] += begin - words[W_SINCE_NS]
+        words[W_PHASE], words[W_SINCE_NS] = FORWARD | line, begin
         try:
             result = forward(self, *inputs, **kwargs)
         except BaseException as error:
             states.communication_failed(error, "forward")
             raise
         finally:
-            writer.mark(before)
-        words = writer.words
-        if torch.is_grad_enabled():  # gradients are to come: one micro-step more
-            times[at.M_FORWARD_FROM], times[at.M_FORWARD_TO] = begin, words[at.W_SINCE_NS]
-            words[at.W_MICRO_STEP] += 1
-            states.is_synchronised = self.require_backward_grad_sync
-            replica = known.get(id(self)) or _used_first(self)
-            gradients.prepare()
+            end = monotonic_ns()
+            _spent[FORWARD] += end - words[W_SINCE_NS]
+            words[W_PHASE], words[W_SINCE_NS] = before, end
+        if is_grad_enabled():  # gradients are to come: one micro-step more
+            words[W_MICRO_STEP] += 1
             if self.require_backward_grad_sync:
                 states.syncs += 1
-                replica.syncs += 1
-            origin.remember(self, inputs, result)
-            if (step := writer.step) >= replica.check_at_step or step + 1 >= writer.next_timed:
-                states.expect_gradients(replica, self)
+                states.is_synchronised = True
+            else:
+                states.is_synchronised = False
+            if not writer.step & states.mask or writer.is_timed or id(self) != states.newest:
+                _look(self, inputs, result, begin, end)
         else:  # evaluation, whatever the script calls it
-            writer.moved_ns[at.FORWARD] -= (took := words[at.W_SINCE_NS] - begin)
-            writer.moved_ns[at.EVALUATE] += took
+            writer.moved_ns[FORWARD] -= end - begin
+            writer.moved_ns[at.EVALUATE] += end - begin
         return result
 
     return compat.let_dynamo_see(marked, forward)
+
+
+def _look(ddp: Any, inputs: tuple[Any, ...], result: Any, begin: int, end: int) -> None:
+    """After a forward of a step that is looked at. Never raises."""
+    if _writer.is_timed:
+        _writer.times[at.M_FORWARD_FROM], _writer.times[at.M_FORWARD_TO] = begin, end
+    try:
+        states.newest = id(ddp)
+        replica = states.replicas.get(id(ddp)) or _used_first(ddp)
+        replica.syncs += ddp.require_backward_grad_sync
+        gradients.prepare()
+        origin.remember(ddp, inputs, result)
+        if _writer.step >= replica.check_at_step or _writer.is_timed:
+            states.expect_gradients(replica, ddp)
+    except Exception as error:  # noqa: BLE001 - a DDP that is not as expected
+        compat.step_aside("what a DistributedDataParallel was given", error)
 
 
 def _used_first(ddp: Any) -> states.Replica:
@@ -215,26 +262,32 @@ def mark_optimizers(module: Any) -> None:
         nonlocal outer, before
         if get_ident() != writer.owner:
             return
-        if gradients.is_waiting():
+        if gradients.bad_at >= 0:
             gradients.stepping()
-        if outer is None or writer.words[at.W_PHASE] != at.OPTIMIZER:  # or an earlier step raised
+        words = writer.words
+        if outer is None or words[W_PHASE] != OPTIMIZER:  # or an earlier step raised
             outer = optimizer
-            before = writer.mark(at.OPTIMIZER)
-            writer.times[at.M_OPTIMIZER_FROM] = writer.words[at.W_SINCE_NS]
+            before, begin = words[W_PHASE], monotonic_ns()
+            _spent[before & 255] += begin - words[W_SINCE_NS]
+            words[W_PHASE], words[W_SINCE_NS] = OPTIMIZER, begin
+            if writer.is_timed:
+                writer.times[at.M_OPTIMIZER_FROM] = begin
 
     def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal outer
         if outer is not optimizer:
             return
         outer = None
-        writer.mark(before)
+        words, end = writer.words, monotonic_ns()
+        _spent[OPTIMIZER] += end - words[W_SINCE_NS]
+        words[W_PHASE], words[W_SINCE_NS] = before, end
         if writer.is_library_stepped:
             step = writer.step + 1  # the library says so in a moment
-        elif (step := writer.end_step()) >= states.next_note_step:
+        elif (step := writer.end_step(end)) >= states.next_note_step:
             states.note_step_end()
             averaging.look()
         if states.syncs >= fingerprints.next_step or not states.is_synchronised:
-            is_inside = before & 0xFF == at.BACKWARD
+            is_inside = before & 0xFF == BACKWARD
             fingerprints.take(states.syncs, is_in_backward=is_inside, optimizer=optimizer, num_steps=step)
 
     def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:

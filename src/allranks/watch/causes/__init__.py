@@ -12,6 +12,7 @@ from allranks.watch.case import Case
 from allranks.watch.causes import (
     aborted,
     agent_died,
+    aliased,
     buffers,
     buffers_differ,
     crashed,
@@ -25,6 +26,7 @@ from allranks.watch.causes import (
     file_lock,
     file_not_there,
     finished,
+    floored,
     from_thread,
     gil_held,
     gradient_not_finite,
@@ -34,6 +36,7 @@ from allranks.watch.causes import (
     killed,
     leak,
     left_loop,
+    left_over,
     listed_differently,
     loader_died,
     loader_stuck,
@@ -59,6 +62,7 @@ from allranks.watch.causes import (
     other_root,
     other_shape,
     out_of_memory,
+    own_entry,
     padded,
     path_broken,
     port_taken,
@@ -135,5 +139,6 @@ SILENT: tuple[Cause, ...] = (
     listed_differently, split_differs, same_samples, not_divided, same_order, not_split, no_data, same_randomness, padded, leak,
     # training
     gradient_not_finite, never_averaged, buffers_differ, never_trained, scheduler_too_often, one_path,
+    left_over, aliased, floored, own_entry,
 )  # fmt: skip
 """Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

@@ -20,6 +20,7 @@ from allranks.watch.evidence import (
     Node,
     Rank,
     Record,
+    Slow,
     Socket,
     Stack,
     Words,
@@ -284,6 +285,26 @@ def test_computing_rank_when_it_moves_between_lines_then_it_is_given_time() -> N
 def test_starved_rank_when_it_gets_no_core_then_it_counts_as_computing() -> None:
     rank = replace(other("R"), main_cpu_share=0.05, run_queue_share=0.9, is_moving=True)
     assert code_of(waiting(), rank) == ""
+
+
+def test_starved_rank_when_it_does_not_come_for_long_then_the_script_is_not_blamed_for_certain() -> None:
+    rank = replace(other("R"), main_cpu_share=0.05, run_queue_share=0.9, is_moving=True)
+    verdict = verdict_on(waiting(phase_s=12.0), rank)
+    assert verdict is not None
+    assert (verdict.code, verdict.confidence) == ("AR224", "likely")
+    assert "gets a core in 5% of its time only" in verdict.head()
+    assert "the script need not be the cause" in verdict.fix
+
+
+@pytest.mark.parametrize(
+    "share, says", [(0.9, "waits 90% of its time for a processor core"), (0.35, "code of the script")]
+)
+def test_straggler_when_it_waits_for_a_core_then_only_if_that_explains_it(share: float, says: str) -> None:
+    slow = Slow(1, 0.029, 0.007, 0.022, 0.030, "python", 4.0)
+    rank = replace(other("R"), run_queue_share=share)
+    verdict = verdict_on(waiting(), rank, trigger="slow", slow=slow)
+    assert verdict is not None and verdict.code == "AR800"
+    assert says in " ".join(verdict.facts)
 
 
 def test_same_call_when_all_ranks_are_in_it_then_nothing_is_said() -> None:

@@ -16,14 +16,16 @@ function linePlot(figure, data) {
     const xRange = xs.length > 1 ? [xs[0], xs[xs.length - 1]] : [(xs[0] ?? 0) - 1, (xs[0] ?? 0) + 1];
     const plot = frame(width, height, {xRange, yRange, xUnit: data.xUnit, yUnit: data.yUnit, yLog: isLog, label: data.label});
     const {root, x, y, box: area} = plot;
+    const labels = [];
     for (const mark of data.marks ?? []) {
       if (mark.x < xRange[0] || mark.x > xRange[1]) continue;
       const at = x(mark.x), toLeft = at > area.right - 110;
       root.append(svg("line", {class: `mark ${mark.kind}`, x1: at, x2: at, y1: area.top, y2: area.bottom}));
-      root.append(svg("text", {class: `marked ${mark.kind}`, x: at + (toLeft ? -4 : 4), y: area.top + 10,
+      labels.push(svg("text", {class: `marked ${mark.kind}`, x: at + (toLeft ? -4 : 4), y: area.top + 10,
         "text-anchor": toLeft ? "end" : "start"}, mark.label));
     }
     data.series.forEach((one, k) => root.append(...curve(one, k, plot, isLog)));
+    root.append(...labels);  // over the curves
     const line = svg("line", {class: "cursor", y1: area.top, y2: area.bottom, visibility: "hidden"});
     const dots = data.series.map((_, k) => svg("circle", {class: `dot c${k % 8}`, r: 4, visibility: "hidden"}));
     root.append(line, ...dots);

@@ -44,10 +44,17 @@ def find(case: Case) -> Verdict | None:
 def _why(case: Case, rank: Rank, slow: Slow) -> tuple[str, str]:
     """What keeps it, by what it uses while it is slow, and what to do."""
     starved = max((r.run_queue_share for r in case.evidence.ranks if r.rank != rank.rank), default=0.0)
-    if rank.run_queue_share > STARVED and rank.run_queue_share > 2 * starved:
+    lost_s = (
+        rank.run_queue_share - starved
+    ) * slow.step_s  # if it explains what the others wait; else it is only there, too
+    if (
+        rank.run_queue_share > STARVED
+        and rank.run_queue_share > 2 * starved
+        and lost_s >= 0.5 * slow.excess_s
+    ):
         return (
             f"it waits {rank.run_queue_share:.0%} of its time for a processor core, of which {rank.host} has too few for it",
-            "give its processes more cores (affinity, container limit), or see what else runs there",
+            f"more cores for it (affinity, container limit); see what else runs on {rank.host} (top): the script need not be the cause",
         )
     if slow.phase == "data":
         return (

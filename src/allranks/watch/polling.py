@@ -1,10 +1,11 @@
 """How are the ranks of this node looked at ten times a second, at little cost?
 
-A glance at a page takes a few microseconds; the whole page is read only where something stands still, and else twice a second.
+A glance at a page takes a few microseconds; the whole page is read once where something comes to stand still, and else twice a second.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,11 @@ DISCOVER_S = 1.0
 class _Seen:
     reader: page.PageReader | None = None
     marks: int = -1
-    read_at: float = 0.0
+    read_at: float = -math.inf
+    row: Row | None = None
+    """As it was read from the whole page."""
+    key: tuple[object, ...] = ()
+    """What the glance at that moment showed."""
 
 
 class Poll:
@@ -62,11 +67,12 @@ class Poll:
     def forget_times(self) -> None:
         """Read every page whole the next time."""
         for seen in self._seen.values():
-            seen.read_at = 0.0
+            seen.read_at = -math.inf
 
     def ended(self, rank: int, *, is_well: bool) -> None:
         """The agent has seen this rank end."""
         self._ended[rank] = is_well
+        self.forget_times()
         self._timeline.ended(rank)
 
     def close(self) -> None:
@@ -90,15 +96,19 @@ class Poll:
         try:
             glance = seen.reader.glance()
             stands = glance.marks == seen.marks
-            if before is not None and now - seen.read_at < WHOLE_S and not stands:
+            if before is not None and now - seen.read_at < WHOLE_S:
                 seen.marks = glance.marks
-                return _of_glance(before, glance, letter)
+                if not stands:
+                    return _of_glance(before, glance, letter)
+                if seen.row is not None and seen.key == _key(glance):
+                    return _of_same(seen.row, glance, letter, now - seen.read_at)
             found = seen.reader.read()
         except (OSError, page.NotARecord, ValueError):
             return before or Row(number, letter, is_over=over, has_ended_well=well)
-        seen.marks, seen.read_at = glance.marks, now
+        seen.marks, seen.read_at, seen.key = glance.marks, now, _key(glance)
         row = row_of(number, letter, record_of(found), glance.marks, is_over=over, ended_well=well)
-        return replace(row, notes=size_of_notes(found.path), exchanged=_exchanged(found))
+        seen.row = replace(row, notes=size_of_notes(found.path), exchanged=_exchanged(found))
+        return seen.row
 
     def _open(self, pid: int) -> page.PageReader | None:
         if self._job.record_dir is None:
@@ -131,8 +141,8 @@ def _of_glance(before: Row, glance: page.Glance, letter: str) -> Row:
         before,
         state=letter,
         phase=glance.phase.name.lower(),
-        phase_s=round(max(0.0, (now - glance.phase_since_ns) / 1e9), 3),
-        tick_s=round(max(0.0, (now - glance.tick_ns) / 1e9), 2) if glance.tick_ns else 0.0,
+        phase_s=_age_s(now, glance.phase_since_ns, 3),
+        tick_s=_age_s(now, glance.tick_ns, 2) if glance.tick_ns else 0.0,
         step=glance.step,
         seq=glance.group_seq,
         marks=glance.marks,
@@ -140,3 +150,23 @@ def _of_glance(before: Row, glance: page.Glance, letter: str) -> Row:
         call_s=0.0,
         is_over=before.is_over or glance.exit_kind != page.ExitKind.NOT_ENDED,
     )
+
+
+def _of_same(read: Row, glance: page.Glance, letter: str, later_s: float) -> Row:
+    """The row read a moment ago: the rank has made no mark since, it has only stood longer."""
+    now = time.monotonic_ns()
+    return replace(
+        read,
+        state=letter,
+        phase_s=_age_s(now, glance.phase_since_ns, 3),
+        tick_s=_age_s(now, glance.tick_ns, 2) if glance.tick_ns else 0.0,
+        call_s=round(read.call_s + later_s, 3) if read.op else 0.0,
+    )
+
+
+def _key(glance: page.Glance) -> tuple[object, ...]:
+    return glance.marks, glance.issued, glance.group_seq, glance.step, glance.exit_kind
+
+
+def _age_s(now_ns: int, since_ns: int, digits: int) -> float:
+    return round(max(0.0, (now_ns - since_ns) / 1e9), digits)

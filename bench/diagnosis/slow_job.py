@@ -64,7 +64,7 @@ def main() -> None:
         torch.set_num_threads(1)
     if KIND == "one_core":
         os.sched_setaffinity(0, {0})  # as an import may do
-    sizes = {"one_bucket": (1024, 4), "many_buckets": (192, 48), "short_steps": (64, 2), "threads": (512, 4)}
+    sizes = {"one_bucket": (1024, 4), "many_buckets": (192, 48), "short_steps": (64, 2), "threads": (128, 2)}
     width, layers = sizes.get(KIND, (384, 4))
     ballast = torch.zeros(1 << 24)
     body = [nn.Linear(256, width)]

@@ -189,6 +189,16 @@ def test_windows_that_are_whole_or_stepped_then_nothing_is_noted(
     assert noted == []
 
 
+def test_script_that_does_not_accumulate_then_it_is_looked_at_no_longer(
+    noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(monkeypatch)
+    loop.run(windows.NO_WINDOWS - 1, 1)
+    assert not windows._is_off
+    loop.run(windows.NO_WINDOWS + 1, 1)
+    assert windows._is_off and noted == []
+
+
 def test_two_optimizers_then_whose_gradients_are_left_is_not_known(
     noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,8 +73,10 @@ def slow_link(history: History, since: float, until: float) -> SlowLink | None:
 
 
 def _link(node: Node, since: float, until: float) -> SlowLink | None:
-    looks = _within(node, since, until)
-    if len(looks) < LOOKS or not looks[-1].sent:
+    looks = [
+        look for look in _within(node, since, until) if look.sent
+    ]  # the last one may find no rank to ask
+    if len(looks) < LOOKS:
         return None
     sent, resent = looks[-1].sent - looks[0].sent, looks[-1].resent - looks[0].resent
     queues = [look.queued for look in looks if look.queued]

@@ -3,7 +3,7 @@
 A script that accumulates k micro-steps for each step, and sets the gradients to zero when a new pass over its data begins, loses the last
 micro-steps of each pass if their number does not divide by k. Said only where two windows of the same length were whole before, one
 optimizer is in use, and a pass over the loader ended in between: what is skipped on purpose, or a second optimizer clears, is left alone.
-A call costs 0.5 us.
+A call costs 0.5 us, and 0.2 us once a script has made so many steps of one micro-step each that it does not accumulate.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from allranks.record import layout as at
 _writer, _lines = process.WRITER, process.LINES
 MIN_WINDOW = 2
 WHOLE = 2
+NO_WINDOWS = 64
 _owner: Any = None  # id of the one optimizer, or of the model, that sets to zero
 _is_off = False
 _step = _drawn = _pass = _window = _whole = 0
@@ -74,6 +75,8 @@ def _look(owner: Any) -> None:
     elif number == _pass:  # the window by the batches in it: micro-steps were counted anew at its end
         _whole = _whole + 1 if drawn - _drawn == _window else 1
         _window = drawn - _drawn
+        if _window < MIN_WINDOW and _whole >= NO_WINDOWS:
+            _stop()
     _step, _drawn, _pass = step, drawn, number
 
 

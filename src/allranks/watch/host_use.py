@@ -6,6 +6,7 @@ Read about once a second by the agent, outside the ranks: a few files of /proc, 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from allranks.watch import proc
 from allranks.watch.gpu_use import Gpus
 
 _TICK_S = 1.0 / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+QUEUES_EVERY_S = 5.0
+"""Connections of a rank are found among all its descriptors: 5 ms and more."""
 _IDLE = (3, 4)  # idle and iowait, of the first line of /proc/stat
 _GUEST = 8  # guest times are in user's already
 
@@ -23,6 +26,7 @@ class HostUse:
     def __init__(self, has_other_nodes: bool, gpus: Gpus | None = None) -> None:
         self._has_other_nodes, self._gpus = has_other_nodes, gpus or Gpus()
         self._used: dict[int, float] = {}
+        self._queued, self._next_queues = 0, 0.0
 
     def look(self, ranks: dict[int, int], workers: Iterable[int]) -> dict[str, Any]:
         """What there is to say now; what cannot be read is left out.
@@ -40,7 +44,10 @@ class HostUse:
         pid = next(iter(ranks.values()), 0)
         if self._has_other_nodes and pid:
             found |= _segments(pid)
-            found["queued"] = sum(s.tx_queue for p in ranks.values() for s in proc.sockets(p))
+            if (now := time.monotonic()) >= self._next_queues:
+                self._next_queues = now + QUEUES_EVERY_S
+                self._queued = sum(s.tx_queue for p in ranks.values() for s in proc.sockets(p))
+            found["queued"] = self._queued
         if gpus := self._gpus.look(ranks):
             found["gpus"] = gpus
         return found

@@ -49,11 +49,10 @@ def _for_library(name: str) -> None:
 
 
 def _library_arguments(name: str) -> dict[str, Any]:
-    if name == "memory":
-        return {"shared_memory": True, "compress": "none"}
-    if name in ("fp16", "bf16", "powersgd"):
-        return {"compress": name}
-    return {"shared_memory": False, "compress": "none"}
+    # All ranks are on one host: memory would be taken, and nothing compressed, unless told otherwise.
+    compress = name if name in ("fp16", "bf16", "powersgd") else "none"
+    apart = {"sync_every": 1, "outer_optimizer": None}  # the script's: no gradients would be sent
+    return {"shared_memory": name == "memory", "compress": compress, **apart}
 
 
 def _for_plain(name: str) -> None:

@@ -87,9 +87,13 @@ def main(steps: int) -> None:
     between("backward", torch.autograd, "backward")
     between("forward", DistributedDataParallel, "forward")
     between("next batch", loading._BaseDataLoaderIter, "__next__")
-    between("indices", loading._BaseDataLoaderIter, "_next_index")
-    if hasattr(vars(fetching._MapDatasetFetcher)["fetch"], "__wrapped__"):
-        between("fetch", fetching._MapDatasetFetcher, "fetch")
+    for name, place, attribute in (
+        ("indices", loading._BaseDataLoaderIter, "_next_index"),
+        ("fetch", fetching._MapDatasetFetcher, "fetch"),
+        ("zero_grad", torch.optim.Optimizer, "zero_grad"),
+    ):
+        if "allranks" in vars(place)[attribute].__code__.co_filename:
+            between(name, place, attribute)
     around_hooks("step begins", optimizers._global_optimizer_pre_hooks)
     around_hooks("step ends", optimizers._global_optimizer_post_hooks)
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from allranks.record import averaging, compat, draws, files, gradients, notes, passes, states
 from allranks.record import layout as at
@@ -25,7 +24,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that has noted and said nothing yet."""
     monkeypatch.setattr(notes, "_write", lambda path, kind, values: None)
     monkeypatch.setattr(compat, "_has_said", False)
-    monkeypatch.setattr(_BaseDataLoaderIter, "_next_index", _BaseDataLoaderIter._next_index)
     writer = Writer()
     writer.words[at.W_WORLD_SIZE] = 2
     for module in (passes, draws, gradients, averaging):
@@ -47,14 +45,12 @@ def test_pass_when_its_note_fails_then_batches_come_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(passes, "_note_pass", broken)
-    passes.mark_indices(_BaseDataLoaderIter)
     loader = DataLoader(samples(), batch_size=8)
     for _ in range(2):
-        iterator = iter(loader)
-        passes.begin(loader, iterator, "train.py:3 main", 0)
-        for _ in iterator:
-            passes.handed(iterator)
-        passes.ended(iterator)
+        followed = passes.begin(loader, "train.py:3 main", 0)
+        assert followed is not None
+        assert [passes.handed(followed, [k]) for k in range(3)] == [True, True, False]
+        passes.ended(followed)
     assert capsys.readouterr().err.count("the job is not touched") == 1
 
 
@@ -88,9 +84,7 @@ class Untold(Dataset[int]):
 def test_data_set_when_it_cannot_be_described_then_it_is_not_tried_again_in_each_pass() -> None:
     data = Untold()
     for _ in range(4):
-        loader = DataLoader(data, batch_size=4)
-        iterator = iter(loader)
-        passes.begin(loader, iterator, "train.py:3 main", 0)
+        passes.begin(DataLoader(data, batch_size=4), "train.py:3 main", 0)
     assert Untold.asked == 1
 
 

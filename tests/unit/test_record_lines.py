@@ -68,13 +68,26 @@ def test_here_when_a_trainer_is_between_then_the_users_line_outside_of_it() -> N
     ]
 
 
+MARKED = """
+def marked():
+    depth, code, lasti, key = seen
+    try:
+        frame = get_frame(depth)
+        if frame.f_code is not code or frame.f_lasti != lasti:
+            key = find()
+    except ValueError:
+        key = find()
+    got.append(key)
+def deeper():
+    marked()
+"""
+
+
 def test_watcher_when_lines_and_depths_change_then_follows_them() -> None:
     writer, got = Writer(), []
-    line = Lines(writer).watcher()
-    torch_file = "/x/site-packages/torch/_tensor.py"
-    scope: dict = {"line": line, "got": got}
-    marked = compile("def marked():\n    got.append(line())\ndef deeper():\n    marked()", torch_file, "exec")
-    exec(marked, scope)
+    seen, find = Lines(writer).watcher()
+    scope: dict = {"seen": seen, "find": find, "got": got, "get_frame": sys._getframe}
+    exec(compile(MARKED, "/x/site-packages/torch/_tensor.py", "exec"), scope)
     run(
         "marked()\nmarked()\nfor _ in range(2):\n    deeper()\nmarked()",
         "/home/u/train.py",
@@ -92,9 +105,10 @@ def test_watcher_when_lines_and_depths_change_then_follows_them() -> None:
 
 def test_watcher_when_strings_start_over_then_names_again() -> None:
     writer, got = Writer(), []
-    line = Lines(writer).watcher()
-    scope: dict = {"line": line, "got": got, "fill": lambda k: writer.string(f"{k} " + "x" * 200)}
-    exec(compile("def marked():\n    got.append(line())", "/x/site-packages/torch/a.py", "exec"), scope)
+    seen, find = Lines(writer).watcher()
+    scope: dict = {"seen": seen, "find": find, "got": got, "get_frame": sys._getframe}
+    scope["fill"] = lambda k: writer.string(f"{k} " + "x" * 200)
+    exec(compile(MARKED, "/x/site-packages/torch/a.py", "exec"), scope)
     source = "def once():\n    marked()\nonce()\nfor k in range(200):\n    fill(k)\nonce()"
     run(source, "/home/u/train.py", marked=scope["marked"], fill=scope["fill"])
     assert got[0] != got[1]

@@ -58,22 +58,24 @@ def step() -> None:
 
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_BaseDataLoaderIter, "_next_index", _BaseDataLoaderIter._next_index)
+    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
     passes.mark_indices(_BaseDataLoaderIter)
 
 
 def walk(loader: DataLoader[Any], line: str = "train.py:3 main", *, training: bool = True) -> int:
     """One pass, as the probe sees it."""
     iterator = iter(loader)
-    passes.begin(loader, iterator, line, 0)
+    followed, indices = passes.begin(loader, line, 0), passes.indices_of(iterator)
     count = 0
     while True:
         try:
             next(iterator)
         except StopIteration:
-            passes.ended(iterator)
+            if followed is not None:
+                passes.ended(followed)
             return count
-        passes.handed(iterator)
+        if followed is not None and not passes.handed(followed, next(indices)):
+            followed = None
         count += 1
         if training:
             step()
@@ -113,16 +115,6 @@ def test_pass_when_it_is_late_in_the_job_then_nothing_is_noted(noted: Noted) -> 
     for _ in range(6):
         walk(loader)
     assert sum(n["kind"] == "pass" for n in noted) == passes.NOTED_PASSES
-
-
-@pytest.mark.usefixtures("marked")
-def test_batch_when_handed_out_then_its_indices_are_known(noted: Noted) -> None:
-    iterator = iter(DataLoader(samples(), batch_size=4, num_workers=1))
-    for number in range(3):
-        next(iterator)
-        passes.handed(iterator)
-        assert passes.batch == [4 * number + i for i in range(4)]
-    del iterator
 
 
 @pytest.mark.usefixtures("marked")

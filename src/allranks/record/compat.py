@@ -98,15 +98,36 @@ def default_group(c10d: ModuleType) -> Any:
         return None
 
 
-def loader_iterators(module: ModuleType) -> list[type]:
-    """The classes whose __next__ hands out batches; the subclasses inherit it."""
+def loader_iterator(module: ModuleType) -> type | None:
+    """The class whose __next__ hands out batches; all others inherit it, also those of torchdata."""
     base = getattr(module, "_BaseDataLoaderIter", None)
-    return [base] if isinstance(base, type) and "__next__" in vars(base) else []
+    return base if isinstance(base, type) and "__next__" in vars(base) else None
 
 
-def takes_indices(iterator_class: type) -> bool:
-    """Whether an iterator asks its sampler for indices where it did."""
-    return callable(vars(iterator_class).get("_next_index"))
+def begins_to_take(iterator_class: type) -> bool:
+    """Whether an iterator makes that of its sampler where it did."""
+    return callable(vars(iterator_class).get("_reset"))
+
+
+def taking_iterator(module: ModuleType) -> type | None:
+    """torchdata's class that asks the sampler for the next indices."""
+    found = getattr(module, "_StatefulBaseDataLoaderIter", None)
+    return found if isinstance(found, type) and callable(vars(found).get("_next_index")) else None
+
+
+def keeps_its_sampler(iterator_class: type) -> bool:
+    """Whether the sampler's iterator is asked for its state, so that no other may stand in its place."""
+    return not iterator_class.__module__.startswith("torch.utils.data.")
+
+
+def sampler_iterator(iterator: Any) -> str | None:
+    """The attribute of a loader's iterator that asks the sampler; None if this torch has no such."""
+    return "_sampler_iter" if "_sampler_iter" in iterator.__dict__ else None
+
+
+def has_no_workers(iterator: Any) -> bool:
+    """Whether an iterator reads the samples itself, and so has asked for none of them before its first batch."""
+    return getattr(iterator, "_num_workers", 1) == 0
 
 
 def iterable_fetcher(module: ModuleType) -> type | None:

@@ -81,8 +81,10 @@ def text_of(value: Any) -> str:
         return repr(value)
     if isinstance(value, int):  # not the repr of a subclass: numpy's and the user's
         return int.__repr__(value) if value.bit_length() < 512 else hex(hash(value))
-    if isinstance(value, (float, complex)):
-        return (float if isinstance(value, float) else complex).__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, complex):
+        return complex.__repr__(value)
     if isinstance(value, PurePath):
         return _short(str, str(value))
     if isinstance(value, tuple) and len(value) <= 8:
@@ -119,7 +121,7 @@ def _walk(path: str, value: Any, depth: int, parts: list[list[Any]], *, is_data:
 
 
 def _walk_list(path: str, value: Any, depth: int, parts: list[list[Any]]) -> None:
-    kind = next(kind for kind in (list, tuple, range) if isinstance(value, kind))
+    kind: Any = next(kind for kind in (list, tuple, range) if isinstance(value, kind))
     items = list(kind.__getitem__(value, slice(MAX_ITEMS)))
     if items and not all(isinstance(i, PLAIN) or _is_plain_tuple(i) for i in items):
         for place, inner in enumerate(items[:8]):

@@ -23,6 +23,11 @@ _left = LOOKS
 _left_iterable = LOOKS
 
 
+def is_looking() -> bool:
+    """Whether the next read is one of the first."""
+    return _left > 0
+
+
 def watched(fetch: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
     """`fetch(fetcher, indices)`, looked at if it is one of the first."""
     global _left

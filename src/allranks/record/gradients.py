@@ -15,7 +15,7 @@ from allranks.record import losses, notes, process, states
 
 _writer = process.WRITER
 MAX_NUMEL = 1 << 16
-_bad_at = -1  # the step (0 = the first) in whose backward this rank's own gradient was first not finite
+bad_at = -1  # the step (0 = the first) in whose backward this rank's own gradient was first not finite
 _watched: Any = None  # weakly: the parameter and its DDP; () = nothing can be watched
 _handle: Any = None
 is_on = True
@@ -39,35 +39,34 @@ def watch(ddp: Any) -> None:
 
 
 def prepare() -> None:
-    """Before each forward whose gradients are to come: the hook is there in the steps that are looked at only (a call of it costs 5 us)."""
+    """After a forward whose gradients are to come: the hook is there in the steps that are looked at only (a call of it costs 5 us)."""
     global _handle
-    is_wanted = is_on and bool(_watched) and not (states.is_quick and _writer.step & 7)
-    if is_wanted is (_handle is not None):
+    if not is_on or not _watched or _handle is not None or _writer.step & states.mask:
         return
-    if not is_wanted:
-        _handle.remove()
-        _handle = None
-    elif (parameter := _watched[0]()) is not None and parameter.requires_grad:
+    if (parameter := _watched[0]()) is not None and parameter.requires_grad:
         _handle = parameter.register_hook(look)
 
 
 def look(gradient: Any) -> None:
-    """The hook: this rank's own gradient of the watched parameter."""
-    global _bad_at
-    if _bad_at >= 0 or not is_on:
+    """The hook: this rank's own gradient of the watched parameter. Goes after each call where steps are quick."""
+    global bad_at, _handle
+    if _handle is not None and (states.is_quick or not is_on):
+        _handle.remove()
+        _handle = None
+    if bad_at >= 0 or not is_on:
         return
     try:
         value = gradient.sum().item()
         if value - value != 0:
-            _bad_at = _writer.step
+            bad_at = _writer.step
     except Exception:  # noqa: BLE001 - a sparse gradient
-        _bad_at = 1 << 62
+        bad_at = 1 << 62
 
 
 def stepping() -> None:
     """An optimizer is about to step; called only while a gradient that is not finite waits to be judged."""
-    global _bad_at, is_on
-    step, _bad_at = _bad_at, -1
+    global bad_at, is_on
+    step, bad_at = bad_at, -1
     parameter, ddp = (known() for known in _watched or (_nothing, _nothing))
     if step != _writer.step or parameter is None or ddp is None:
         return
@@ -87,7 +86,7 @@ def stepping() -> None:
 
 def is_waiting() -> bool:
     """Whether there is one to be judged."""
-    return _bad_at >= 0
+    return bad_at >= 0
 
 
 def _nothing() -> None:
@@ -102,8 +101,8 @@ def _is_finite(gradient: Any) -> bool:
 
 
 def _after_fork() -> None:
-    global _bad_at, _watched, _handle, is_on
-    _bad_at, _watched, _handle, is_on = -1, None, None, True
+    global bad_at, _watched, _handle, is_on
+    bad_at, _watched, _handle, is_on = -1, None, None, True
 
 
 process.AFTER_FORK.append(_after_fork)

@@ -21,6 +21,7 @@ from typing import Any
 
 from allranks.record import farewell, process, startup, states
 from allranks.record import layout as at
+from allranks.record.values import Record
 
 FOLDER_PREFIX = "allranks-record-"
 # How gloo and NCCL say that a peer did not come in time, or went away.
@@ -41,6 +42,13 @@ def install() -> None:
 def folder_of(pid: int) -> Path | None:
     """Where process `pid` of this host keeps the record that `install` made, if it did."""
     return next(iter(sorted(_base().glob(f"{FOLDER_PREFIX}{pid}-*"))), None)
+
+
+def all_records() -> list[Record]:
+    """Those of all processes of this host that `install` made one for."""
+    from allranks.record.page import read_pages
+
+    return [record for folder in _base().glob(f"{FOLDER_PREFIX}*") for record in read_pages(folder)]
 
 
 def _base() -> Path:

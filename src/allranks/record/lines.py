@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # as in writer.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType, TracebackType
+    from typing import Any
 
     from allranks.record.writer import Writer
 
@@ -79,41 +80,33 @@ class Lines:
             frame = frame.f_back
         return 0
 
-    def watcher(self) -> Callable[[], int]:
+    def watcher(self) -> tuple[list[Any], Callable[[], int]]:
         """As here, for one marked call of every step: cheap while the same line calls at the same depth.
 
-        The frames between the user's and the marked call are not looked at again then: one frame, not three.
+        Returns:
+            [depth, code, place in it, line] of the user's frame as it was last, for the marked call to compare with the frame that is
+            so deep now: one frame, not three; and what finds it anew if it is another, or the stack is not so deep. Both
+            are for the marked call itself: depths are counted from its frame.
         """
-        depth, code, lasti, key = 1, None, -1, 0
         places, get_frame = self._places, _getframe
+        seen: list[Any] = [1, None, -1, 0]
 
         def forget() -> None:
-            nonlocal code
-            code = None
+            seen[1] = None
 
         def find() -> int:
-            nonlocal depth, code, lasti, key
-            key, depth = self.here(3), 1
-            frame = get_frame(2)
+            key, depth = self.here(2), 0
+            frame = get_frame(1)
             while frame is not None and not places.get(id(frame.f_code), (None, None))[1]:
                 frame, depth = frame.f_back, depth + 1
             if frame is None:
-                depth, code = 1, None
+                seen[:] = 1, None, -1, key
             else:
-                code, lasti = frame.f_code, frame.f_lasti
+                seen[:] = depth, frame.f_code, frame.f_lasti, key
             return key
 
-        def line() -> int:
-            try:
-                frame = get_frame(depth)
-            except ValueError:  # the stack is not that deep this time
-                return find()
-            if frame.f_code is code and frame.f_lasti == lasti:
-                return key
-            return find()
-
         self.writer.on_strings_full.append(forget)
-        return line
+        return seen, find
 
     def _judge(self, frame: FrameType | None) -> int:
         """As here, from a frame whose code is not known yet."""

@@ -3,15 +3,18 @@
     pass begins -> its first batches' indices -> note "pass" (what is read, by which sampler, is it training?)
     pass ends   -> note "seen" (how many, which: a sketch), and "evaluated" once it is known what followed
 
-Indices are taken where the loader takes them from its sampler, in this process, also if workers read the samples. Later passes cost
-a comparison per batch. No torch here.
+Indices are taken where the loader takes them from its sampler, in this process, also if workers read the samples: the sampler's
+iterator is split into two equal ones, of which the loader has one (no Python of ours runs when it asks), and the other is moved on as
+batches are handed out. No torch here.
 """
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import tee
 from time import monotonic_ns
 from typing import Any
 
@@ -24,7 +27,6 @@ MAX_INDICES = 16_384
 SKETCH = 512
 MAX_EARLY = 256
 MAX_LOADERS = 64
-_NOT_BEGUN = object()
 _writer = process.WRITER
 _loaders: dict[
     tuple[Any, ...], _Known
@@ -48,7 +50,7 @@ class _Known:
 
 
 class Followed:
-    """One pass whose indices are noted; hangs on its iterator."""
+    """One pass whose indices are noted."""
 
     __slots__ = (
         "asked_ns",
@@ -83,8 +85,8 @@ class Followed:
         return _writer.step != self.step or _writer.words[at.W_MICRO_STEP] != self.forwards
 
 
-def begin(loader: Any, iterator: Any, line: str, asked_ns: int) -> None:
-    """A pass begins, since `asked_ns`: prepare to follow it, if it is one of the first of its loader. Never raises."""
+def begin(loader: Any, line: str, asked_ns: int) -> Followed | None:
+    """A pass begins, since `asked_ns`: what follows it, if it is one of the first of its loader. Never raises."""
     try:
         _what_followed()
         dataset = loader.dataset
@@ -92,90 +94,103 @@ def begin(loader: Any, iterator: Any, line: str, asked_ns: int) -> None:
         known = _loaders.get(key)
         if known is None:
             if len(_loaders) >= MAX_LOADERS:
-                return
+                return None
             known = _loaders[key] = _Known(len(_loaders) + 1, {})
             known.facts = _facts(loader)  # if they cannot be had, not every pass tries again
         known.passes += 1
-        followed = Followed(known, loader, line, asked_ns) if known.passes <= NOTED_PASSES else None
-        iterator._allranks_followed = followed
-        for taken in iterator.__dict__.pop("_allranks_early", ()):
-            if followed is not None:
-                _note_taken(followed, taken)
+        return Followed(known, loader, line, asked_ns) if known.passes <= NOTED_PASSES else None
     except Exception:  # noqa: BLE001 - the user's loader is of a kind that is not known here
-        return
+        return None
+
+
+_SPLIT = "_allranks_taken"
+
+
+def indices_of(iterator: Any) -> Iterator[Any]:
+    """The indices of each batch of a pass that has just begun, in their order, to be asked for as each is handed out; may be empty."""
+    own = getattr(iterator, "__dict__", {})
+    if compat.keeps_its_sampler(type(iterator)):
+        _queue_of(own)
+    elif _SPLIT not in own and compat.has_no_workers(iterator):
+        _split(iterator)
+    return own.get(_SPLIT) or iter(())
+
+
+def _split(iterator: Any) -> None:
+    own = iterator.__dict__
+    if (name := compat.sampler_iterator(iterator)) is not None:
+        own[name], own[_SPLIT] = tee(own[name])
 
 
 def mark_indices(iterator_class: Any) -> None:
-    """The place where a loader asks its sampler for the next batch (compat names it)."""
+    """The place where a loader begins to ask its sampler: before its workers are given the first batches (compat names it)."""
+    reset: Callable[..., Any] = iterator_class._reset
+
+    @functools.wraps(reset)
+    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = reset(self, *args, **kwargs)
+        try:
+            if not compat.keeps_its_sampler(type(self)):
+                _split(self)
+        except Exception as error:  # noqa: BLE001 - a torch that is not as expected
+            compat.step_aside("which samples a loader reads", error)
+        return result
+
+    iterator_class._reset = marked
+
+
+def mark_taking(iterator_class: Any) -> None:
+    """The place where a loader that keeps its sampler's iterator asks it."""
     take: Callable[[Any], Any] = iterator_class._next_index
 
     def marked(self: Any) -> Any:
         taken = take(self)
-        own = self.__dict__
-        if (queue := own.get("_allranks_queue")) is None:
-            queue = own["_allranks_queue"] = deque(maxlen=MAX_EARLY)
-        queue.append(taken)
-        followed = own.get("_allranks_followed", _NOT_BEGUN)
-        if followed is None:
-            return taken
-        if followed is not _NOT_BEGUN:
-            _note_taken(followed, taken)
-        else:  # its workers are given batches before the pass is known here
-            early = own.setdefault("_allranks_early", [])
-            if len(early) < MAX_EARLY:
-                early.append(taken)
+        _queue_of(self.__dict__).append(taken)
         return taken
 
     iterator_class._next_index = marked
 
 
-def _note_taken(followed: Followed, taken: Any) -> None:
-    try:
-        batch = list(taken) if isinstance(taken, (list, tuple)) else [taken]
-        followed.taken += 1
-        if followed.taken <= FIRST_BATCHES:
-            followed.first += batch[:128]
-            followed.sizes.append(len(batch))
-        followed.samples += len(batch)
-        if len(followed.indices) < MAX_INDICES:
-            followed.indices += batch
-    except Exception:  # noqa: BLE001 - indices of a kind that is not known here
-        return
+def _queue_of(own: dict[str, Any]) -> deque[Any]:
+    if (queue := own.get("_allranks_queue")) is None:
+        queue = own["_allranks_queue"] = deque(maxlen=MAX_EARLY)
+        own[_SPLIT] = _emptied(queue)
+    return queue
 
 
-def handed(iterator: Any) -> None:
-    """A batch is handed out: the one whose indices were taken first of those that are left."""
-    global batch
-    own = iterator.__dict__
-    queue = own.get("_allranks_queue")
-    batch = queue.popleft() if queue else None
-    if (followed := own.get("_allranks_followed")) is not None:
-        drawn(iterator, followed)
+def _emptied(queue: deque[Any]) -> Iterator[Any]:
+    while True:
+        yield queue.popleft() if queue else None
 
 
-def drawn(iterator: Any, followed: Followed) -> None:
-    """A batch was handed out. Never raises."""
+def handed(followed: Followed, taken: Any) -> bool:
+    """A batch was handed out, of these indices; whether there is more to see. Never raises."""
     followed.drawn += 1
     if followed.drawn == 1:
         followed.first_s = (monotonic_ns() - followed.asked_ns) / 1e9
-    if followed.drawn == FIRST_BATCHES:
-        try:
+    try:
+        _note_taken(followed, taken)
+        if followed.drawn == FIRST_BATCHES:
             _note_pass(followed)
-        except Exception as error:  # noqa: BLE001 - samplers of a kind that is not known here
-            iterator._allranks_followed = None
-            compat.step_aside("what a loader reads", error)
-            return
-        if followed.known.passes > 1:
-            iterator._allranks_followed = None  # the order was what there was to see
+    except Exception as error:  # noqa: BLE001 - samplers of a kind that is not known here
+        compat.step_aside("what a loader reads", error)
+        return False
+    return followed.drawn < FIRST_BATCHES or followed.known.passes == 1  # the order was what there was to see
 
 
-def ended(iterator: Any) -> None:
+def _note_taken(followed: Followed, taken: Any) -> None:
+    some = list(taken) if isinstance(taken, (list, tuple)) else [taken]
+    if followed.drawn <= FIRST_BATCHES:
+        followed.first += some[:128]
+        followed.sizes.append(len(some))
+    followed.samples += len(some)
+    if len(followed.indices) < MAX_INDICES:
+        followed.indices += some
+
+
+def ended(followed: Followed) -> None:
     """The pass came to its end; never raises."""
     global _waiting
-    followed = iterator.__dict__.pop("_allranks_followed", None)
-    iterator.__dict__.pop("_allranks_queue", None)
-    if followed is None:
-        return
     try:
         _note_pass(followed)
         own, training = followed.known, followed.is_training

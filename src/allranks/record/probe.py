@@ -43,7 +43,7 @@ MARKS = {
     "torch.utils.data.dataloader": probe_loaders.mark_loaders,
     "torch.utils.data._utils.worker": probe_loaders.mark_workers,
     "torch.utils.data._utils.fetch": probe_loaders.mark_fetching,
-    "torchdata.stateful_dataloader.stateful_dataloader": probe_loaders.mark_loaders,
+    "torchdata.stateful_dataloader.stateful_dataloader": probe_loaders.mark_stateful_loaders,
     "torchdata.stateful_dataloader.worker": probe_loaders.mark_workers,
 }
 

@@ -11,8 +11,11 @@ from typing import Any
 
 from allranks.record import compat, draws, passes, process, states
 from allranks.record import layout as at
+from allranks.record.layout import DATA, W_PHASE, W_SINCE_NS
 
 _writer, _lines = process.WRITER, process.LINES
+_spent = _writer.spent_ns
+_DRAWN, _ENDED_NS = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS
 _passes = 0
 _current: Pass | None = None
 
@@ -20,7 +23,9 @@ _current: Pass | None = None
 class Pass:
     """One pass over a loader; hangs on its iterator."""
 
-    __slots__ = ("drawn", "ended_ns", "key", "length", "num_workers", "number", "pids", "started_ns")
+    __slots__ = (
+        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "pids", "started_ns",
+    )  # fmt: skip
 
     def __init__(self, loader: Any, line: int) -> None:
         global _passes
@@ -30,20 +35,29 @@ class Pass:
         self.length = compat.loader_length(loader)
         self.num_workers = int(getattr(loader, "num_workers", 0) or 0)
         self.pids: list[int] = []
+        self.followed: passes.Followed | None = None
+        self.indices: Iterator[Any] = iter(())
 
 
 def mark_loaders(module: Any) -> None:
     """DataLoader.__iter__ (public) begins a pass; its iterator's __next__ (compat) draws a batch."""
-    loader = getattr(module, "DataLoader", None) if "StatefulDataLoader" not in vars(module) else None
-    loader = loader or module.StatefulDataLoader
-    loader.__iter__ = _marked_iter(loader.__iter__)
-    iterators = compat.loader_iterators(module)
-    for iterator in iterators:
-        iterator.__next__ = _marked_next(iterator.__next__)  # type: ignore[attr-defined]
-        if compat.takes_indices(iterator):
-            passes.mark_indices(iterator)
-    if not iterators:
+    module.DataLoader.__iter__ = _marked_iter(module.DataLoader.__iter__)
+    iterator = compat.loader_iterator(module)
+    if iterator is None:
         compat.step_aside("a DataLoader's batches")
+        return
+    iterator.__next__ = _marked_next(iterator.__next__)  # type: ignore[attr-defined]
+    if compat.begins_to_take(iterator):
+        passes.mark_indices(iterator)
+    else:
+        compat.step_aside("which samples a loader reads")
+
+
+def mark_stateful_loaders(module: Any) -> None:
+    """The same of torchdata's loader, whose iterators inherit torch's __next__."""
+    module.StatefulDataLoader.__iter__ = _marked_iter(module.StatefulDataLoader.__iter__)
+    if (taking := compat.taking_iterator(module)) is not None:
+        passes.mark_taking(taking)
 
 
 def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -64,7 +78,8 @@ def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return iterator
         one.pids = compat.loader_workers(iterator)
         _show(one)
-        passes.begin(self, iterator, _writer.name_of(line >> 8), asked_ns)
+        one.followed = passes.begin(self, _writer.name_of(line >> 8), asked_ns)
+        one.indices = passes.indices_of(iterator)
         return iterator
 
     return marked
@@ -88,8 +103,7 @@ def _show(one: Pass) -> None:
 
 
 def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    drawn_word, ended_word, writer = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS, _writer
-    times = writer.times
+    writer = _writer
 
     @functools.wraps(draw)
     def marked(self: Any) -> Any:
@@ -101,20 +115,28 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return draw(self)
         if one is not _current:
             _show(one)
-        before = writer.mark(one.key)
-        begin = writer.words[at.W_SINCE_NS]
+        words = writer.words  # the lines of writer.mark, as in probe_training.py
+        before, begin = words[W_PHASE], monotonic_ns()
+        _spent[before & 255] += begin - words[W_SINCE_NS]
+        words[W_PHASE], words[W_SINCE_NS] = one.key, begin
         try:
             batch = draw(self)
         except StopIteration:
-            one.ended_ns = writer.words[ended_word] = monotonic_ns()
-            passes.ended(self)
+            one.ended_ns = words[_ENDED_NS] = monotonic_ns()
+            if one.followed is not None:
+                passes.ended(one.followed)
+                one.followed = None
             raise
         finally:
-            writer.mark(before)
-        words = writer.words
-        words[drawn_word] = one.drawn = one.drawn + 1
-        times[at.M_DATA_FROM], times[at.M_DATA_TO] = begin, words[at.W_SINCE_NS]
-        passes.handed(self)
+            end = monotonic_ns()
+            _spent[DATA] += end - words[W_SINCE_NS]
+            words[W_PHASE], words[W_SINCE_NS] = before, end
+        words[_DRAWN] = one.drawn = one.drawn + 1
+        if writer.is_timed:
+            writer.times[at.M_DATA_FROM], writer.times[at.M_DATA_TO] = begin, end
+        passes.batch = indices = next(one.indices, None)
+        if one.followed is not None and not passes.handed(one.followed, indices):
+            one.followed = None
         return batch
 
     return marked
@@ -131,6 +153,8 @@ def mark_workers(module: Any) -> None:
     @functools.wraps(loop)
     def marked(*args: Any, **kwargs: Any) -> None:
         process.become(at.LOADER_WORKER)
+        for put in _FETCHING:
+            put()
         words = _writer.words
         words[at.W_WORKER_ID] = compat.worker_id_of(args, kwargs, parameters)
         words[at.SAMPLE_INDEX] = -1
@@ -140,8 +164,12 @@ def mark_workers(module: Any) -> None:
     module._worker_loop = marked
 
 
+_FETCHING: list[Callable[[], None]] = []
+"""What puts the marks of fetching in place again: a rank takes its own off when it has seen enough, and its forked workers want them."""
+
+
 def mark_fetching(module: Any) -> None:
-    """In a loader worker: the indices of the batch being read, and which of them."""
+    """In a loader worker: the indices of the batch being read, and which of them. In a rank: only the first batches."""
     fetcher = compat.map_fetcher(module)
     if fetcher is None:
         compat.step_aside("the samples of loader workers")
@@ -152,6 +180,8 @@ def mark_fetching(module: Any) -> None:
     def marked(self: Any, indices: Any) -> Any:
         words = _writer.words
         if words[at.W_ROLE] != at.LOADER_WORKER:
+            if not draws.is_looking() and vars(fetcher)["fetch"] is marked:
+                fetcher.fetch = fetch  # type: ignore[attr-defined]
             return draws.watched(fetch, self, indices)
         _begin_fetch(words, indices if compat.reads_lists(self) else [indices])
         _writer.mark(at.DATA)
@@ -164,7 +194,12 @@ def mark_fetching(module: Any) -> None:
             _writer.flush()
             words[at.SAMPLE_COUNT], words[at.SAMPLE_INDEX] = 0, -1
 
-    fetcher.fetch = marked  # type: ignore[attr-defined]
+    def put() -> None:
+        if vars(fetcher)["fetch"] is fetch:
+            fetcher.fetch = marked  # type: ignore[attr-defined]
+
+    put()
+    _FETCHING.append(put)
     if (iterable := compat.iterable_fetcher(module)) is not None:
         iterable.fetch = draws.watching(iterable.fetch)  # type: ignore[attr-defined]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.record import compat, notes, states
+from allranks.record import compat, notes, process, states
 
 _FIRST = 8
 _noted: dict[str, Any] = {}
@@ -19,7 +19,11 @@ def look(replica: states.Replica, ddp: Any, count: int) -> None:
             return
         facts = compat.replica_facts(ddp) | compat.device_facts(ddp)
         _unused_bytes = facts["unused_bytes"] = max(_unused_bytes, facts["unused_bytes"])
-        facts |= {"uncovered_forward": replica.is_uncovered, "autocast": replica.is_autocast}
+        facts |= {"uncovered_forward": bool(replica.is_uncovered), "autocast": replica.is_autocast}
+        if replica.is_uncovered:
+            line = int(replica.is_uncovered) >> 8
+            facts |= {"uncovered_line": process.WRITER.name_of(line) if line else ""}
+            facts |= {"exchanges": replica.syncs, "updates": process.WRITER.step}
         if facts != _noted:
             _noted = facts
             notes.note("replica", **facts)

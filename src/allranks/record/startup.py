@@ -62,6 +62,7 @@ _MARKED = (
     "torch",
     "torch.autograd",
     "torch.serialization",
+    "torch.nn.modules.module",
     "torch.optim.optimizer",
     "torch.optim.lr_scheduler",
     "torch.distributed.distributed_c10d",

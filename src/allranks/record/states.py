@@ -46,7 +46,7 @@ class Replica:
 
     def __init__(self, ddp: Any) -> None:
         key = id(ddp)
-        self.ddp = weakref.ref(ddp, lambda _: replicas.pop(key, None))
+        self.ddp = weakref.ref(ddp, lambda _: _forget(key))
         self.check = compat.reducer_check(ddp)
         self.check_at_step = 0 if self.check is not None else NEVER
         self.alarms = 0
@@ -57,7 +57,14 @@ class Replica:
         replicas[key] = self
 
 
-syncs = 0  # such forwards of all replicas
+def _forget(key: int) -> None:
+    global newest
+    replicas.pop(key, None)
+    newest = 0  # another may get its id
+
+
+newest = 0  # id of the replica that was called last
+syncs = 0  # its forwards whose backward averages the gradients, and those of all others
 is_synchronised = True  # the last forward of a DDP was not under no_sync
 on_failure: Callable[[BaseException, str], None] | None = None  # of inprocess.py
 pending: Replica | None = None  # the one whose forward was last, until its backward
@@ -72,12 +79,14 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
 
 
 is_quick = False
+SELDOM = 7
+mask = 0  # a step is looked at where `step & mask` is 0: every eighth of quick ones
 _noted = (0, 0)  # step, ns
 
 
 def note_step_end() -> None:
     """How many collectives were issued when a step ended; all ranks must agree on it."""
-    global next_note_step, _noted, is_quick
+    global next_note_step, _noted, is_quick, mask
     words, step, now = _writer.words, _writer.step, monotonic_ns()
     if world is not None:
         words[at.W_SEQ_STEP] = -1
@@ -85,6 +94,7 @@ def note_step_end() -> None:
         words[at.W_SEQ_STEP] = step
     is_quick = now - _noted[1] < QUICK_STEP_NS * max(1, step - _noted[0])
     _noted = step, now
+    mask = SELDOM if is_quick else 0
     next_note_step = (step // 16 + 1) * 16 if is_quick else step + 1
 
 

@@ -1,9 +1,10 @@
 """How does a process write its record, within a fraction of a microsecond a mark?
 
-The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and
-two stores, no lock, no system call. Only the thread that owns the page (the one that trains) writes phases;
-collectives of other threads go to the ring alone. No torch here, and no import that is not cheap: every
-process of a job runs it.
+The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and two stores, no lock, no
+system call. Between torch's own calls nothing of ours is in the processor's cache, and a Python call costs ten times what it costs
+alone; so what marks every step (probe_training.py, probe_loaders.py) has the lines of `mark` in itself. Only the thread that
+owns the page (the one that trains) writes phases; collectives of other threads go to the ring alone. No torch here, and no import
+that is not cheap: every process of a job runs it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from itertools import count
 from time import monotonic_ns, time_ns
 
 from allranks.record import layout as at
+from allranks.record.layout import STEP_ENDS, W_MICRO_STEP, W_PHASE, W_SINCE_NS, W_STEP, W_STEP_ISSUED
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+LAST_STEP_END = at.NUM_STEP_ENDS - 1
 
 
 class Writer:
@@ -43,6 +48,7 @@ class Writer:
         "exchanged_of_ns",
         "exchanged_steps",
         "is_library_stepped",
+        "is_timed",
         "issued",
         "loss",
         "mark",
@@ -61,8 +67,7 @@ class Writer:
     def __init__(self) -> None:
         self.on_strings_full: list[Callable[[], None]] = []
         self.spent_ns = [0] * at.NUM_PHASES
-        # What belongs to another phase than the mark's: all that an evaluation does.
-        self.moved_ns = [0] * at.NUM_PHASES
+        self.moved_ns = [0] * at.NUM_PHASES  # to another phase than the mark's: all that an evaluation does
         # The moments of the step that goes on; what a step does not have is of an older one.
         self.times = [0] * at.TIMED_WORDS
         self.stack: list[int] = []
@@ -111,10 +116,9 @@ class Writer:
         self.buffers_ns = self.exchanged_ns = self.exchanged_of_ns = self.exchanged_steps = 0
         self._backward_before = self._exchanged_before = 0
         self.loss: float | None = None
-        self.next_timed = 1
+        self.next_timed, self.is_timed = 1, True
         self._timed = self._timed_step = self._timed_ns = 0
-        # mark(phase | line << 8): the process now does that; gives what it did before, to be given back later.
-        # Only the owner may call it. A closure, since the state of an object costs half as much again.
+        # mark(phase | line << 8), for the owner: what the process does now; gives what it did before, to be given back.
         self.mark = _make_mark(self.words, self.spent_ns)
         self.is_library_stepped = False
         self._next_string = at.STRINGS
@@ -194,21 +198,25 @@ class Writer:
             self.step = step - 1
             self.end_step()
 
-    def end_step(self) -> int:
-        """One more optimizer step has ended; gives their number."""
+    def end_step(self, now: int = 0) -> int:
+        """One more optimizer step has ended, at `now` if that is known; gives their number."""
         w = self.words
         self.step = step = self.step + 1
-        w[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = now = monotonic_ns()
+        w[STEP_ENDS + (step & LAST_STEP_END)] = now = now or monotonic_ns()
         if step + 1 >= self.next_timed:
-            if step >= self.next_timed:
-                self._keep_times(step, now)
-            if step + 1 == self.next_timed:  # of the step that begins, all of the backward will be wanted
-                self._backward_before = self.spent_ns[at.BACKWARD]
-        w[at.W_MICRO_STEP] = 0
-        if self.issued != w[at.W_STEP_ISSUED]:
-            w[at.W_STEP_ISSUED] = self.issued
-        w[at.W_STEP] = step
+            self._time(step, now)
+        w[W_MICRO_STEP] = 0
+        w[W_STEP_ISSUED] = self.issued
+        w[W_STEP] = step
         return step
+
+    def _time(self, step: int, now: int) -> None:
+        """A step that was timed has ended, or one that will be begins."""
+        if step >= self.next_timed:
+            self._keep_times(step, now)
+        self.is_timed = step + 1 >= self.next_timed
+        if step + 1 == self.next_timed:  # of the step that begins, all of the backward will be wanted
+            self._backward_before = self.spent_ns[at.BACKWARD]
 
     def _keep_times(self, step: int, now: int) -> None:
         """The moments of this step go into the page; about ten steps a second are timed.
@@ -358,16 +366,12 @@ def _within(spent: list[int], before: list[int]) -> list[int]:
 
 
 def _make_mark(words: memoryview, spent_ns: list[int]) -> Callable[[int], int]:
-    current, since = at.START, monotonic_ns()
-    words[at.W_SINCE_NS] = since
-    since_word, phase_word, clock = at.W_SINCE_NS, at.W_PHASE, monotonic_ns
+    words[at.W_SINCE_NS] = monotonic_ns()
 
     def mark(key: int) -> int:
-        nonlocal current, since
-        before, now = current, clock()
-        spent_ns[before & 255] += now - since
-        words[phase_word] = current = key
-        words[since_word] = since = now
+        before, now = words[W_PHASE], monotonic_ns()
+        spent_ns[before & 255] += now - words[W_SINCE_NS]
+        words[W_PHASE], words[W_SINCE_NS] = key, now
         return before
 
     return mark

@@ -63,6 +63,8 @@ def _no_number(value: Any) -> UsageError:
 def _widen(value: Any) -> torch.Tensor:
     if not isinstance(value, _SINGLE):
         raise _no_number(value)
+    if isinstance(value, np.bool_):
+        value = bool(value)  # torch 2.6 takes every scalar of numpy but this one
     try:
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     except (

@@ -24,7 +24,7 @@ POINT_TO_POINT = (
     "send_object_list",
     "recv_object_list",
 )
-_DISTRIBUTED_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_DISTRIBUTED_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/allranks/comm/")
 _WAITING_FILES = {
     "build": _DISTRIBUTED_FILES,
     "forward": _DISTRIBUTED_FILES,

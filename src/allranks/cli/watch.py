@@ -15,6 +15,7 @@ def command(
     run: str = typer.Argument(
         "", help="The run directory of a job on this host, or a diagnosis/NNN-ARnnn.json to decide again."
     ),
+    named: str = typer.Option("", "--run", help="The same as the run directory given alone."),
     pid: int = typer.Option(0, "--pid", help="Any process of the job, also one started by torchrun."),
     as_json: bool = typer.Option(False, "--json", help="The verdict and its evidence as JSON."),
 ) -> None:
@@ -22,7 +23,8 @@ def command(
 
     allranks watch runs/digits-20260101-120000
     """
-    if bool(run) == bool(pid):
+    run = run or named
+    if bool(run) == bool(pid) or named not in ("", run):
         print("allranks: give a run directory, or --pid", file=sys.stderr)
         raise typer.Exit(2)
     try:

@@ -25,6 +25,7 @@ from allranks.core.overrides import is_overridden, overridden, trial_folder
 from allranks.core.place import Place, find_place
 from allranks.metrics import Sink, default_sinks
 from allranks.metrics.sinks import check_sinks
+from allranks.record.notes import note
 from allranks.record.rundir import RunDir
 from allranks.train.run import Run
 from allranks.train.state import seed_generators
@@ -223,6 +224,8 @@ def _agree_on_folder(run_dir: str | os.PathLike[str] | None) -> Path:
 def _tell_launcher(place: Place, folder: Path) -> None:
     """A script that names its own run directory has two: the launcher's gets a line of where the other is, for reports."""
     launched = os.environ.get("ALLRANKS_RUN_DIR")
+    if not launched:
+        note("run", path=str(folder))  # for `allranks watch RUN`
     if not place.is_rank_zero or not launched or Path(launched) == folder or not Path(launched).is_dir():
         return
     try:

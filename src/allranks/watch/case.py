@@ -192,7 +192,8 @@ class Case:
         if place is None and rank is not None:
             stack = next((s for s in rank.stacks if s.is_main), None)
             place = user_place(stack.frames) if stack else None
-        step = f" of step {record.step}" if record and wait.kind == "gradients" else ""
+        is_counted = record is not None and (record.step > 0 or record.is_probed)
+        step = f" of step {record.step}" if record and is_counted and wait.kind == "gradients" else ""
         return wait.text() + step, self.at_short(place)
 
     def waits_for(self, ranks: Sequence[Rank]) -> str:

@@ -146,6 +146,7 @@ class Record:
     said_world_size: int = -1
     has_torch: bool = False
     is_probed: bool = False
+    """It is of a record page, and counts steps; else it was told from a stack."""
     not_finite: NotFinite | None = None
     checks: tuple[Check, ...] = ()
     """The newest fingerprints, oldest first."""

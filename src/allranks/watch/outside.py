@@ -1,20 +1,27 @@
 """What does a job that already runs do, seen from outside, without its launcher?
 
 Ranks are found by their records (`allranks run`, or `allranks.start()` under another launcher); a process without one is
-looked at through /proc and py-spy.
+looked at through /proc and py-spy (from_stacks.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import tempfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from allranks.record import page
+from allranks.record.inprocess import all_records, folder_of
+from allranks.record.notes import read_notes
 from allranks.watch import gather, proc
 from allranks.watch.case import Case
 from allranks.watch.decide import decide
 from allranks.watch.evidence import Evidence, Node, Rank
+from allranks.watch.from_stacks import with_record
 from allranks.watch.verdict import Verdict, seconds
 
 MIN_WAIT_S = 1.0
@@ -34,15 +41,19 @@ def look(*, pid: int | None = None, run: Path | None = None) -> tuple[Evidence, 
     Raises:
         NothingThere: No live rank was found.
     """
-    folder = _folder_of(pid, run)
-    ranks = _ranks_of_records(folder) if folder is not None else ()
-    if not ranks and pid is not None:
-        ranks, folder = _ranks_of_processes(pid), None
-    if not ranks:
-        what = f"process {pid}" if pid is not None else str(run)
-        raise NothingThere(f"no live rank of {what} was found on {socket.gethostname()}")
-    taken = gather.take(ranks, folder, with_sockets=True, with_models=True, sample_s=0.3)
-    world_size = max([len(taken), *(r.record.said_world_size for r in taken if r.record)])
+    with tempfile.TemporaryDirectory(prefix="allranks-watch-") as own:
+        folder = _folder_of(pid, run)
+        ranks = _ranks_of_records(folder) if folder is not None else ()
+        if folder is None or not ranks:
+            ranks = _ranks_of_processes(pid) if pid is not None else _ranks_of_starts(run)
+            folder = _link_records(ranks, Path(own))
+        if not ranks:
+            what = f"process {pid}" if pid is not None else str(run)
+            raise NothingThere(f"no live rank of {what} was found on {socket.gethostname()}")
+        taken = _take(ranks, folder)
+    said = [proc.environment(r.pid, "WORLD_SIZE") for r in ranks]
+    said_size = [int(n) for n in said if n.isdigit()]
+    world_size = max([len(taken), *said_size, *(r.record.said_world_size for r in taken if r.record)])
     node = gather.node_of(Node(0, socket.gethostname(), ranks=tuple(r.rank for r in taken)), proc.oom_kills())
     evidence = Evidence(
         world_size=world_size, ranks=taken, nodes=(node,), cwd=_cwd(taken[0].pid), trigger="asked"
@@ -53,6 +64,19 @@ def look(*, pid: int | None = None, run: Path | None = None) -> tuple[Evidence, 
     return evidence, decide(evidence)
 
 
+def _take(ranks: tuple[Rank, ...], folder: Path) -> tuple[Rank, ...]:
+    """The ranks' evidence; where some have no record, after a while in which it is seen whether they run."""
+    before = {r.pid: proc.switches(r.pid) for r in ranks}
+    began = time.monotonic()
+    if any(gather.page_of(folder, r.pid) is None for r in ranks):
+        time.sleep(MIN_WAIT_S + 0.2)
+    taken = gather.take(
+        ranks, folder, with_sockets=True, with_models=True, sample_s=0.3, within_s=gather.TAKE_S + 2.0
+    )
+    stood = {r.pid: before[r.pid] > 0 and proc.switches(r.pid) == before[r.pid] for r in ranks}
+    return tuple(with_record(r, time.monotonic() - began if stood[r.pid] else 0.0) for r in taken)
+
+
 def status(evidence: Evidence) -> list[str]:
     """One line per rank: what it does."""
     case, out = Case(evidence), []
@@ -60,7 +84,8 @@ def status(evidence: Evidence) -> list[str]:
         record = rank.record
         text = f"rank {rank.rank} (process {rank.pid}, state {rank.state or '?'})"
         if record is not None:
-            text += f" step {record.step}, {record.phase} for {seconds(record.phase_s)}"
+            text += f" step {record.step}," if record.is_probed else ""
+            text += f" {record.phase}" + (f" for {seconds(record.phase_s)}" if record.phase_s else "")
         lines = case.stands_at(rank)
         out.append(f"{text}: {lines[0]}" if lines else text)
     return out
@@ -91,6 +116,33 @@ def _ranks_of_records(folder: Path) -> tuple[Rank, ...]:
         Rank(r.rank, host, local_rank=max(0, r.local_rank), pid=r.pid)
         for r in sorted(found, key=lambda r: r.rank)
     )
+
+
+def _link_records(ranks: Iterable[Rank], folder: Path) -> Path:
+    """One folder of the records that allranks.start() made under another launcher, each process in a folder of its own."""
+    for rank in ranks:
+        own = folder_of(rank.pid)
+        for file in own.iterdir() if own is not None else ():
+            with contextlib.suppress(OSError):
+                (folder / file.name).symlink_to(file)
+    return folder
+
+
+def _ranks_of_starts(run: Path | None) -> tuple[Rank, ...]:
+    """The live ranks whose allranks.start() named this run directory, under another launcher."""
+    if run is None:
+        return ()
+    wanted, host = str(run.resolve()), socket.gethostname()
+    found = []
+    for record in all_records():
+        said = [n.get("path") for n in read_notes(record.path) if n.get("kind") == "run"]
+        if (
+            said
+            and str(Path(str(said[-1])).resolve()) == wanted
+            and proc.state(record.pid) not in ("", "Z", "X")
+        ):
+            found.append(Rank(record.rank, host, local_rank=max(0, record.local_rank), pid=record.pid))
+    return tuple(sorted(found, key=lambda r: r.rank))
 
 
 def _ranks_of_processes(pid: int) -> tuple[Rank, ...]:

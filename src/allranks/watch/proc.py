@@ -79,6 +79,12 @@ def times(pid: int) -> Times | None:
     return Times(time.monotonic(), (int(fields[11]) + int(fields[12])) * _TICK_S, main, waited)
 
 
+def switches(pid: int) -> int:
+    """How often its main thread has left a core, of itself or not: the same number later means that it did not run meanwhile."""
+    found = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", read(f"/proc/{pid}/status"), re.M)
+    return sum(map(int, found))
+
+
 def shares(before: Times | None, after: Times | None) -> tuple[float, float, float]:
     """(process, main thread, main thread's wait for a core) as shares of the time between."""
     if before is None or after is None or after.at_s <= before.at_s:

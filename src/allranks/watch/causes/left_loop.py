@@ -69,6 +69,7 @@ def _by_lines(case: Case) -> Verdict | None:
         return None
     numbers = [r.rank for r in training]
     steps = left[0].record.step if left[0].record else 0
+    after = f" after {steps} steps" if steps else ""
     places = [
         *case.stands_at(left[0])[:1],
         *case.stands_at(training[0])[:1],
@@ -77,7 +78,7 @@ def _by_lines(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who(left)} left {many([r.rank for r in left], 'its', 'their')} loop after {steps} steps (fewer batches? early stop?), "
+        f"{case.who(left)} left {many([r.rank for r in left], 'its', 'their')} loop{after} (fewer batches? early stop?), "
         f"and {ranks_text(numbers)} {many(numbers, 'trains', 'train')} on",
         left,
         where=places,

@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
     "many_buckets": Kind("bucket_cap_mb=0.02: a bucket a layer", ("AR808",)),
     "unused": Kind("find_unused_parameters=True, all are used", ("AR809",)),
     "buffers": Kind("132 buffers of batch norm sent before each forward", ("AR810",)),
-    "print": Kind(".item() and print 150 times a step", ("AR813",)),
+    "print": Kind(".item() and print 600 times a step", ("AR813",)),
     "metrics": Kind("20 values all-reduced in each step", ("AR812",)),
     "no_sync": Kind("no_sync around the backward only", ("AR811",)),
     "short_steps": Kind("batches of 2", ("AR807",)),

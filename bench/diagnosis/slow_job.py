@@ -113,7 +113,7 @@ def main() -> None:
                 optimizer.zero_grad()
             step += 1
             if KIND == "print":
-                for k in range(150):
+                for k in range(600):
                     print(f"step {step} value {k} loss {loss.item():.6f}", flush=True)
             if KIND == "metrics":
                 for _ in range(20):

@@ -198,8 +198,15 @@ def test_buffers_sent_then_said_where_it_costs(tmp_path: Path, seconds: float, i
 
 
 def test_forward_outside_no_sync_then_it_is_said(tmp_path: Path) -> None:
-    replica = {"uncovered_forward": True}
-    assert "AR811" in codes(history(tmp_path, [doing(replica), doing(replica)]))
+    replica = {
+        "uncovered_forward": True,
+        "uncovered_line": "/x/train.py:31 main",
+        "exchanges": 64,
+        "updates": 16,
+    }
+    cause = the("AR811", history(tmp_path, [doing(replica), doing(replica)]))
+    assert "inside no_sync (train.py:31 main)" in cause.title
+    assert cause.title.endswith("exchanged 64 times in 16 steps")
 
 
 @pytest.mark.parametrize("each, size, is_said", [(2.0, 8, True), (0.02, 8, False), (2.0, 1 << 24, False)])

@@ -131,8 +131,7 @@ def _note_exchange(replica: states.Replica) -> None:
     _writer.exchanged_ns += end - ready
     _writer.exchanged_steps = count = _writer.exchanged_steps + 1
     if ddp is not None and not ddp.require_backward_grad_sync:
-        # Its forward was to exchange gradients, and yet the backward stands inside no_sync: at which line is asked once.
-        replica.is_uncovered = replica.is_uncovered or _lines.here() or True
+        replicas.uncovered(replica, _lines.here)
     if count & 3 == 0:
         replicas.look(replica, ddp, count)
 

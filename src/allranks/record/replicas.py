@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from allranks.record import compat, notes, process, states
@@ -9,6 +10,15 @@ from allranks.record import compat, notes, process, states
 _FIRST = 8
 _noted: dict[str, Any] = {}
 _unused_bytes = 0
+_uncovered_line = ""
+
+
+def uncovered(replica: states.Replica, here: Callable[[], int]) -> None:
+    """Its forward was to exchange gradients, and yet the backward stands inside no_sync, at a line that is asked for once."""
+    global _uncovered_line
+    if not replica.is_uncovered:
+        replica.is_uncovered = True
+        _uncovered_line = process.WRITER.name_of(here() >> 8)
 
 
 def look(replica: states.Replica, ddp: Any, count: int) -> None:
@@ -19,11 +29,13 @@ def look(replica: states.Replica, ddp: Any, count: int) -> None:
             return
         facts = compat.replica_facts(ddp) | compat.device_facts(ddp)
         _unused_bytes = facts["unused_bytes"] = max(_unused_bytes, facts["unused_bytes"])
-        facts |= {"uncovered_forward": bool(replica.is_uncovered), "autocast": replica.is_autocast}
+        facts |= {"uncovered_forward": replica.is_uncovered, "autocast": replica.is_autocast}
         if replica.is_uncovered:
-            line = int(replica.is_uncovered) >> 8
-            facts |= {"uncovered_line": process.WRITER.name_of(line) if line else ""}
-            facts |= {"exchanges": replica.syncs, "updates": process.WRITER.step}
+            facts |= {
+                "uncovered_line": _uncovered_line,
+                "exchanges": states.syncs if len(states.replicas) == 1 else 0,
+                "updates": process.WRITER.step,
+            }
         if facts != _noted:
             _noted = facts
             notes.note("replica", **facts)

@@ -68,6 +68,15 @@ def test_straggler_without_cores_then_who_has_them_is_known(tmp_path: Path, core
     assert ("the script is not the cause" in cause.fix) == (cores > 0)
 
 
+def test_straggler_where_others_have_the_cores_of_all_ranks_then_only_the_load_is_said(
+    tmp_path: Path,
+) -> None:
+    ranks = [Doing(queue_share=0.3, facts=BUSY), Doing(forward=12, queue_share=0.7, facts=BUSY)]
+    assert set(found(tmp_path / "a", ranks, looks=of_others(1.5))) == {"AR805"}
+    ranks[1].queue_share = 0.3  # its work is more, whatever the load
+    assert "AR800" in found(tmp_path / "b", ranks, looks=of_others(1.5))
+
+
 @pytest.mark.parametrize("cpus, is_said", [([[0], [0]], True), ([[0], [1]], False), ([[0], [0, 1]], False)])
 def test_ranks_that_share_one_core_of_two_then_it_is_said(
     tmp_path: Path, cpus: list[list[int]], is_said: bool

@@ -307,6 +307,15 @@ def test_straggler_when_it_waits_for_a_core_then_only_if_that_explains_it(share:
     assert says in " ".join(verdict.facts)
 
 
+def test_straggler_when_all_ranks_lack_a_core_then_only_a_large_difference_is_said() -> None:
+    rank, victim = replace(other("R"), run_queue_share=0.6), replace(waiting(), run_queue_share=0.4)
+    little, much = (
+        Slow(1, 0.010 + excess, 0.010, excess, 0.030, "forward", 4.0) for excess in (0.008, 0.018)
+    )
+    assert verdict_on(victim, rank, trigger="slow", slow=little) is None
+    assert verdict_on(victim, rank, trigger="slow", slow=much) is not None
+
+
 def test_same_call_when_all_ranks_are_in_it_then_nothing_is_said() -> None:
     call = Call(
         "all_reduce", seq=7, shape=(64,), numel=64, dtype="float32", where=LINE, age_s=5.0, is_inside=True

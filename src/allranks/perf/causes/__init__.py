@@ -28,6 +28,7 @@ from allranks.perf.causes import (
     workers,
 )
 from allranks.perf.hosts import MIN_OTHERS
+from allranks.perf.straggler import OTHERS
 from allranks.perf.view import Cause, View
 
 __all__ = ["CAUSES", "Cause", "find_causes"]
@@ -69,7 +70,16 @@ def find_causes(view: View) -> list[Cause]:
         causes = [
             cause for cause in causes if cause.code != exchange.CODE
         ]  # not the step is short, the link is slow
+    if _is_only_the_load(view, causes):
+        causes = [cause for cause in causes if cause.code != slow_rank.CODE]
     return sorted((_beside_others(view, cause) for cause in causes), key=lambda cause: -cause.share)
+
+
+def _is_only_the_load(view: View, causes: list[Cause]) -> bool:
+    """Where others have the cores of all ranks, one of them gets fewest: that is the load once more, and no straggler."""
+    slow, load = view.straggler, next((cause for cause in causes if cause.code == crowded.CODE), None)
+    is_by_others = slow is not None and slow.why.startswith(OTHERS)
+    return is_by_others and load is not None and len(load.ranks) == len(view.ranks)
 
 
 def _beside_others(view: View, cause: Cause) -> Cause:

@@ -9,6 +9,8 @@ from allranks.watch.verdict import Verdict, ranks_text
 CODE, NAME = "AR800", "straggler"
 STARVED = 0.3
 ASLEEP = 0.4
+MUCH = 0.5
+"""Of the step: more than the load of a host that all ranks suffer from makes one late."""
 _COMPUTE = ("forward", "backward", "optimizer")
 
 
@@ -20,6 +22,9 @@ def find(case: Case) -> Verdict | None:
     rank = case.evidence.rank(slow.rank)
     if rank is None:
         return None
+    waits = [r.run_queue_share for r in case.evidence.ranks]
+    if min(waits) >= STARVED and slow.excess_s < MUCH * slow.step_s:
+        return None  # all ranks lack a core, and one of them most: that is the load of the host
     others = [r.rank for r in case.evidence.ranks if r.rank != slow.rank]
     share = slow.excess_s / slow.step_s if slow.step_s else 0.0
     why, fix = _why(case, rank, slow)

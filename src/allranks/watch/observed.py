@@ -57,3 +57,5 @@ class Loop:
     """Number of its last line."""
     line: int
     """Number of the line at which the rank stands."""
+    condition: Place | None = None
+    """The innermost `if` of the loop around that line."""

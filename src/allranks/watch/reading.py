@@ -100,7 +100,14 @@ def loop_of(place: Place) -> Loop | None:
     lines = source.outer_loop(source_of(place.file), place.line)
     if lines is None:
         return None
-    return Loop(with_code(Place(place.file, lines[0], place.function)), last=lines[1], line=place.line)
+    at = source.inner_condition(source_of(place.file), lines[0], place.line)
+    condition = with_code(Place(place.file, at, place.function)) if at is not None else None
+    return Loop(
+        with_code(Place(place.file, lines[0], place.function)),
+        last=lines[1],
+        line=place.line,
+        condition=condition,
+    )
 
 
 @lru_cache(maxsize=64)

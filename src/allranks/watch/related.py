@@ -13,6 +13,9 @@ from allranks.watch.verdict import Place
 MOST = 6
 _WRAPPED = re.compile(r"(\w+)\s*=\s*(?:\w+\.)*(?:DDP|DistributedDataParallel)\(")
 _TWICE = re.compile(r"mark a variable ready only once|marked as ready twice")
+_NO_GRADIENT = re.compile(r"Expected to have finished reduction in the prior iteration")
+_WRAP = r"\b(?:DDP|DistributedDataParallel)\("
+_FREEZE = r"\brequires_grad(?:_\(\s*False|\s*=\s*False)"
 UNKNOWN_RANK = re.compile(r"error: unrecognized arguments:.*--local[-_]rank")
 
 
@@ -21,6 +24,8 @@ def related_lines(rank: Rank) -> tuple[Place, ...]:
     failure, record = rank.failure, rank.record
     if failure is not None and _TWICE.search(failure.message):
         return tuple(_of_two_passes(dict.fromkeys(f.file for f in user_frames(failure.frames))))
+    if failure is not None and _NO_GRADIENT.search(failure.message):
+        return tuple(_frozen_after_wrapping(dict.fromkeys(f.file for f in user_frames(failure.frames))))
     if any(UNKNOWN_RANK.search(line) for line in rank.output) and record is not None and record.exit_where:
         return tuple(_matching([record.exit_where.file], r"add_argument\(.*--local[-_]rank"))
     return ()
@@ -34,6 +39,20 @@ def _of_two_passes(files: Iterable[str]) -> list[Place]:
     for name in dict.fromkeys(names):
         found += [p for p in _matching(files, rf"\b{re.escape(name)}\(") if p not in found]
     return found[:MOST]
+
+
+def _frozen_after_wrapping(files: Iterable[str]) -> list[Place]:
+    """Lines that freeze parameters, below the line of their file that gives the model to DDP, and that line."""
+    for file in files:
+        wraps = [p for p in _matching([file], _WRAP) if not p.code.startswith(("#", "import ", "from "))]
+        late = [
+            p
+            for p in _matching([file], _FREEZE)
+            if wraps and p.line > wraps[0].line and not p.code.startswith("#")
+        ]
+        if late:
+            return [*late[:MOST], wraps[0]]
+    return []
 
 
 def _matching(files: Iterable[str], pattern: str) -> list[Place]:

@@ -40,6 +40,22 @@ def rank_guard(source: str, line: int) -> int | None:
     return found
 
 
+def inner_condition(source: str, first: int, line: int) -> int | None:
+    """The line of the innermost `if` around `line` that begins after line `first`, or None."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    around = [
+        n.lineno
+        for n in ast.walk(tree)
+        if isinstance(n, ast.If)
+        and n.lineno > first
+        and any(_holds(part, line) for part in [*n.body, *n.orelse])
+    ]
+    return max(around, default=None)
+
+
 def outer_loop(source: str, line: int) -> tuple[int, int] | None:
     """First and last line of the outermost loop around `line` in the innermost function that holds it, or None."""
     try:

@@ -7,6 +7,7 @@ from allranks.watch.case import Case
 from allranks.watch.causes.aborted import said_at_abort
 from allranks.watch.causes.finished import guard_facts
 from allranks.watch.causes.uneven import batch_counts, counts_text
+from allranks.watch.evidence import Rank
 from allranks.watch.verdict import Verdict, many, ranks_text
 
 CODE, NAME = "AR250", "collective-not-entered"
@@ -41,6 +42,8 @@ def find(case: Case) -> Verdict | None:
         *guard_facts(case, list(small)),
         *(f"rank {r.rank} aborted: {said_at_abort(r)}" for r in case.aborted),
     ]
+    if not guard_facts(case, list(small)):
+        facts += _loop_facts(case, ranks, rest)
     counts = batch_counts(case)
     if len(set(counts.values())) > 1:
         facts.append(f"different number of batches per epoch, too: {counts_text(counts)}")
@@ -58,3 +61,27 @@ def find(case: Case) -> Verdict | None:
         fix="every rank must call every collective: move it out of the condition on the rank, or let all ranks take the same branch",
         can_go_on=False,
     )
+
+
+def _loop_facts(case: Case, ranks: list[Rank], rest: list[int]) -> list[str]:
+    """The loop around the call that the others are not in: it goes round more often on these ranks."""
+    theirs = {(p.at.file, p.at.line) for n in rest if (r := case.evidence.rank(n)) for p in r.loops}
+    loops = {p for r in ranks for p in r.loops[:1] if (p.at.file, p.at.line) not in theirs}
+    facts = []
+    for loop in sorted(loops, key=lambda p: p.at.line):
+        facts.append(
+            f"the call is made in a loop, which goes round more often on some ranks: {case.at(loop.at)}"
+        )
+        if loop.condition is not None:
+            facts.append(f"it depends on values that may differ between ranks: {case.at(loop.condition)}")
+    made = {
+        r.rank: max(0, r.record.issued - r.record.issued_at_step)
+        for r in case.evidence.ranks
+        if r.record is not None
+    }
+    if loops and len(set(made.values())) > 1:
+        facts.append(
+            "collectives called since the last step: "
+            + ", ".join(f"rank {n}: {k}" for n, k in sorted(made.items())[:8])
+        )
+    return facts

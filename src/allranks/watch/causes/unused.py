@@ -46,6 +46,7 @@ def find(case: Case) -> Verdict | None:
             "found in the step in which they got no gradient"
             if silent and not raised
             else "torch noticed it in the forward after that step",
+            _frozen(case, guilty[0]),
             f"{case.who(case.victims)} {many([r.rank for r in case.victims], 'is a victim', 'are victims')}: "
             f"{'its' if len(case.victims) == 1 else 'their'} gradient all-reduce was never answered"
             if case.victims
@@ -53,6 +54,15 @@ def find(case: Case) -> Verdict | None:
         ],
         fix=fix,
         can_go_on=False,
+    )
+
+
+def _frozen(case: Case, rank: Rank) -> str:
+    if not rank.related:
+        return ""
+    *frozen, wrapped = rank.related
+    return (
+        f"frozen at {'; '.join(map(case.at, frozen))}, after the model was given to DDP at {case.at(wrapped)}"
     )
 
 

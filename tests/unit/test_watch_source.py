@@ -1,0 +1,79 @@
+"""Are the lines of the program found that explain an error or a call: the loop, its condition, what was frozen too late?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allranks.watch import source
+from allranks.watch.causes import guarded
+from allranks.watch.decide import decide
+from allranks.watch.evidence import Call, Evidence, Failure, Rank, Record
+from allranks.watch.observed import Loop
+from allranks.watch.related import related_lines
+from allranks.watch.verdict import Place
+
+TRAIN = "/home/ann/train.py"
+SOURCE = """if __name__:
+    for kept in scores:
+        if best < kept:
+            broadcast(kept)
+        done()
+"""
+
+
+@pytest.mark.parametrize(("first", "line", "found"), [(2, 4, 3), (2, 5, None), (0, 5, 1), (3, 4, None)])
+def test_condition_then_the_innermost_below_the_loop(first: int, line: int, found: int | None) -> None:
+    assert source.inner_condition(SOURCE, first, line) == found
+    assert source.inner_condition("for x in", first, line) is None
+
+
+def in_broadcast(rank: int, *, loops: tuple[Loop, ...]) -> Rank:
+    call = Call("broadcast", seq=30, shape=(2,), dtype="float32", root=0, age_s=3.0, is_inside=True)
+    record = Record(step=12, phase="collective", phase_s=3.0, median_step_s=0.01, group_seq=30, calls=(call,))
+    record = replace(record, issued=2, is_probed=True)
+    return Rank(rank, "gpu-a", pid=100 + rank, state="S", record=record, loops=loops)
+
+
+def in_backward(rank: int, *, loops: tuple[Loop, ...]) -> Rank:
+    record = Record(step=12, phase="backward", phase_s=3.0, median_step_s=0.01, group_seq=31, issued=1)
+    return Rank(rank, "gpu-a", pid=100 + rank, state="S", wchan="futex", record=record, loops=loops)
+
+
+def test_collective_when_made_in_a_loop_of_its_own_then_loop_condition_and_counts_are_told() -> None:
+    condition = Place(TRAIN, 8, "remove", "if val_loss < kept:")
+    own = Loop(Place(TRAIN, 7, "remove", "for kept in scores:"), last=9, line=9, condition=condition)
+    training = Loop(Place(TRAIN, 20, "main", "for batch in batches:"), last=30, line=25)
+    ranks = in_broadcast(0, loops=(own, training)), in_backward(1, loops=(training,))
+    verdict = decide(Evidence(2, ranks, trigger="waiting", cwd="/home/ann"))
+    assert verdict is not None and verdict.code == guarded.CODE
+    text = "\n".join(verdict.facts)
+    assert "train.py:7 in remove:  for kept in scores:" in text and "if val_loss < kept:" in text
+    assert "rank 0: 2, rank 1: 1" in text
+
+
+def test_collective_when_all_are_in_its_loop_then_the_loop_is_no_news() -> None:
+    training = Loop(Place(TRAIN, 20, "main", "for batch in batches:"), last=30, line=25)
+    ranks = in_broadcast(0, loops=(training,)), in_backward(1, loops=(training,))
+    verdict = decide(Evidence(2, ranks, trigger="waiting"))
+    assert verdict is not None and not any("loop" in fact for fact in verdict.facts)
+
+
+@pytest.mark.parametrize(
+    ("lines", "numbers"),
+    [
+        (["from torch.nn.parallel import DDP", "model = DDP(net)", "p.requires_grad_(False)", "q.requires_grad = False"], [3, 4, 2]),
+        (["p.requires_grad_(False)", "model = DDP(net)", "p.requires_grad_(True)"], []),
+        (["p.requires_grad_(False)", "run(net)"], []),
+    ],
+)  # fmt: skip
+def test_parameters_without_gradient_when_frozen_below_the_wrapping_then_both_lines(
+    lines: list[str], numbers: list[int], tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("\n".join(lines))
+    message = "Expected to have finished reduction in the prior iteration before starting a new one."
+    failure = Failure("RuntimeError", message, (Place(str(file), 2, "<module>"),))
+    assert [p.line for p in related_lines(Rank(0, failure=failure))] == numbers

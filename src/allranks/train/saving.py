@@ -126,7 +126,8 @@ class Saving(Evaluating, Deciding, Resuming):
     def save(self, *, blocking: bool = False, metrics: Mapping[str, float] | None = None) -> None:
         """Save at the next place where everything fits together: the end of this iteration, or of this epoch. **Collective**.
 
-        Outside an epoch it saves at once. The loop is held while the weights are copied; a background thread writes them (and copies what stays until the next update).
+        Outside an epoch it saves at once. The loop is held while the weights are copied; a background thread copies what
+        stays until the next update, and writes it all.
 
         Args:
             blocking: Hold the loop until it is on the disk.

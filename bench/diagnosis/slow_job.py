@@ -52,8 +52,8 @@ class Sleeps(torch.autograd.Function):
 
 def busy(seconds: float) -> None:
     """Use a core."""
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
         pass
 
 
@@ -104,7 +104,7 @@ def main() -> None:
             if KIND == "slow_backward" and RANK == 1:
                 loss = Sleeps.apply(loss)
             if KIND == "slow_rank" and RANK == 1:
-                busy(0.015)
+                busy(0.04)
             is_last = (step + 1) % every == 0
             with nullcontext() if is_last else model.no_sync():  # around backward only
                 loss.backward()

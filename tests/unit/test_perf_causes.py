@@ -272,6 +272,11 @@ def test_full_precision_on_a_gpu_then_said_unless_asked_for(
         (doing(forward=18, cpu_share=0.2), "forward", "not decided"),
         (doing(backward=24, cpu_share=1.6), "backward", "computes more"),
         (doing(forward=18, queue_share=0.5), "forward", "other processes on node0"),
+        (
+            doing(python=18, queue_share=0.5, cpu_share=1.8),
+            "python",
+            "computes more than the others, and has to wait",
+        ),
         (doing(forward=18, queue_share=0.5, facts={"affinity": 1}), "forward", "bound to 1 core"),
         (doing(optimizer=14, major_faults=30), "optimizer", "swapped"),
         (doing(python=14, cpu_share=0.2), "python", "waits or sleeps"),

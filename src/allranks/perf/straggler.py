@@ -86,6 +86,10 @@ def _why(
     queue = mine.queue_s - sum(o.queue_s for o in others) / len(others)
     if queue >= 0.5 * excess and mine.queue_s >= 0.1 * slow.step_s:
         facts.append(f"{ms(mine.queue_s)} of each step it is ready to run and gets no core")
+        theirs = sum(o.cpu_s for o in others) / len(others)
+        if mine.cpu_s - theirs >= max(MIN_S, 0.5 * theirs):
+            facts.append(f"it uses {ms(mine.cpu_s - theirs)} more processor time a step than the others")
+            return "it computes more than the others, and has to wait for a core for it", tuple(facts), True
         return _starved(history, rank, slow, facts), tuple(facts), True
     if mine.faults >= 1.0 and mine.faults >= 4 * max(o.faults for o in others):
         facts.append(f"{mine.faults:.0f} pages a step had to come back from the disk")
@@ -114,7 +118,7 @@ def _why(
             False,
         )
     if part == "python":
-        doing = "computes" if cpu >= 0.5 * excess else "waits or sleeps"
+        doing = "computes" if cpu + max(0.0, queue) >= 0.5 * excess else "waits or sleeps"
         return f"code of the script between the calls of torch {doing} on this rank only", tuple(facts), True
     return "the time is spread over several parts: not decided", tuple(facts), False
 

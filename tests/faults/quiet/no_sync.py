@@ -8,11 +8,12 @@ from job import RANK, network, start
 
 start()
 model = DDP(network())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(30):
     with model.no_sync():
         for _ in range(1 + RANK):
-            model(torch.ones(2, 16)).sum().backward()
-    model(torch.ones(2, 16)).sum().backward()
+            model(torch.ones(2, 16)).square().mean().backward()
+    model(torch.ones(2, 16)).square().mean().backward()
     optimizer.step()
+    optimizer.zero_grad()
 dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """What does each mark cost where it is, between torch's own calls? Clocks before and behind the original, inside and outside of the mark.
 
-    python bench/watch/in_place.py [--steps 3000] [--cold KB]
+    python bench/watch/in_place.py [--steps 3000]
 
 Prints for each mark the median and the mean of what it adds before and after the call that it marks, in microseconds, per step. Medians of
 single steps do not see what others do on the machine; a clock costs 0.06 us of each figure, which is taken off. The mean is trimmed by the
@@ -71,7 +71,6 @@ def around_hooks(name: str, hooks: dict[int, Callable[..., Any]]) -> None:
 def main(steps: int) -> None:
     import torch
     import torch.distributed as dist
-    import torch.utils.data._utils.fetch as fetching
     import torch.utils.data.dataloader as loading
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -89,7 +88,6 @@ def main(steps: int) -> None:
     between("next batch", loading._BaseDataLoaderIter, "__next__")
     for name, place, attribute in (
         ("indices", loading._BaseDataLoaderIter, "_next_index"),
-        ("fetch", fetching._MapDatasetFetcher, "fetch"),
         ("zero_grad", torch.optim.Optimizer, "zero_grad"),
     ):
         if "allranks" in vars(place)[attribute].__code__.co_filename:

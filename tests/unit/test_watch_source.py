@@ -77,3 +77,26 @@ def test_parameters_without_gradient_when_frozen_below_the_wrapping_then_both_li
     message = "Expected to have finished reduction in the prior iteration before starting a new one."
     failure = Failure("RuntimeError", message, (Place(str(file), 2, "<module>"),))
     assert [p.line for p in related_lines(Rank(0, failure=failure))] == numbers
+
+
+def grouped(rank: int, made: tuple[str, ...], *, first: int, waits: bool = True) -> Rank:
+    """A rank that made these groups and stands in the barrier after them, or still computes; `first` = its oldest known call."""
+    calls = [Call("new_group", number=first + k, members=m, seq=-1) for k, m in enumerate(made)]
+    calls.append(Call("barrier", number=first + len(made), seq=30, age_s=3.0, is_inside=waits))
+    record = Record(
+        step=12,
+        phase="collective" if waits else "python",
+        phase_s=3.0,
+        median_step_s=0.01,
+        calls=tuple(calls),
+    )
+    return Rank(rank, "gpu-a", pid=100 + rank, state="S", record=record)
+
+
+@pytest.mark.parametrize(("first", "waits", "code"), [(1, True, "AR257"), (40, True, ""), (1, False, "")])
+def test_groups_when_calls_are_forgotten_or_a_rank_is_only_late_then_nothing_is_said(
+    first: int, waits: bool, code: str
+) -> None:
+    ranks = grouped(0, ("0,1",), first=1), grouped(1, (), first=first, waits=waits)
+    verdict = decide(Evidence(2, ranks, trigger="waiting"))
+    assert (verdict is not None and verdict.code == "AR257") == bool(code)

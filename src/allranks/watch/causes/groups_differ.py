@@ -13,11 +13,21 @@ def find(case: Case) -> Verdict | None:
     made = {r.rank: _groups(r) for r in case.evidence.ranks if r.record is not None}
     if case.roots or len(made) < 2 or not any(made.values()) or not (case.waits or case.differences):
         return None
+    if not all(_is_whole(r) for r in case.evidence.ranks if r.record is not None):
+        return None  # the oldest calls are forgotten, of some ranks sooner than of others: which call is which is not known
+    late = {r.rank for r in case.stuck}
     for i in range(max(map(len, made.values()))):
         calls = {rank: groups[i] if i < len(groups) else None for rank, groups in made.items()}
         if len({c.members if c else None for c in calls.values()}) > 1:
-            return _say(case, i, calls)
+            return (
+                None if any(c is None and rank in late for rank, c in calls.items()) else _say(case, i, calls)
+            )
     return None
+
+
+def _is_whole(rank: Rank) -> bool:
+    """Whether its record still holds its first call."""
+    return rank.record is not None and (not rank.record.calls or rank.record.calls[0].number <= 1)
 
 
 def _groups(rank: Rank) -> list[Call]:

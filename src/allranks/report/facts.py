@@ -191,8 +191,8 @@ def exit_text(code: int) -> str:
 def _is_alive(run: RunDir, about: Mapping[str, Any]) -> bool:
     """Whether the launcher of the run, which has no rank between two attempts, or a rank of it lives on this host."""
     launcher, since = about.get("launcher_pid"), about.get("launcher_started")
-    is_here = about.get("host") == socket.gethostname() and isinstance(launcher, int) and bool(since)
-    if is_here and proc.started(launcher) == since:
+    is_here = about.get("host") == socket.gethostname() and bool(since)
+    if is_here and isinstance(launcher, int) and proc.started(launcher) == since:
         return True
     return bool(proc.of_run(run.path))
 

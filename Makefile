@@ -18,7 +18,7 @@ check: .venv/installed-test
 	scripts/check --quick
 
 soak: .venv/installed-test
-	rm -f soak.log
+	: > soak.log
 	ALLRANKS_SOAK_MOMENTS=200 ALLRANKS_SOAK_LOG=$(CURDIR)/soak.log .venv/bin/python -m pytest -s \
 		tests/e2e/test_resume_soak.py tests/net/test_resume_on_hosts.py -k "not elastic"
 	PYTHONPATH=tests .venv/bin/python -m support.soak soak.log

@@ -11,8 +11,14 @@ from support.ranks import Outcome
 
 
 def free_port() -> int:
-    """A port that nobody has now, below the range from which client sockets take theirs."""
-    for port in range(20000 + os.getpid() % 9000, 32000):
+    """A port that nobody has now, below the range from which client sockets take theirs.
+
+    Tests that run side by side take theirs from ranges of their own: their pids are neighbours, and a store on a port that another
+    test has just found free would be met by the wrong ranks.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    for number in _numbers:
+        port = 20000 + 1500 * worker + number % 1500
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
@@ -20,6 +26,9 @@ def free_port() -> int:
                 continue
             return port
     raise AssertionError("no free port")
+
+
+_numbers = iter(range(os.getpid() % 1500, 1 << 30))
 
 
 def by_hand(port: int) -> dict[str, str]:

@@ -85,6 +85,17 @@ def test_process_when_read_from_outside_then_a_few_times_only(
     assert all(within_s <= asking.OUTSIDE_S for within_s in machine.outside)
 
 
+def test_process_when_looked_at_for_more_then_one_reading_from_outside_is_left(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine(monkeypatch, threads="RS")
+    asker = Asker(30.0)
+    found = [asker.stacks([target], is_extra=True) for _ in range(asking.MOST_OUTSIDE + 1)]
+    assert [bool(f) for f in found] == [True] * (asking.MOST_OUTSIDE - 1) + [False] * 2
+    assert asker.stacks([target])
+    assert Asker(asking.RESERVE_S).stacks([target], is_extra=True) == {}
+
+
 class Talk:
     """Keeps what is asked."""
 

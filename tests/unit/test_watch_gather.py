@@ -9,7 +9,7 @@ import pytest
 
 from allranks.record.page import Phase
 from allranks.record.writer import Writer
-from allranks.watch import gather
+from allranks.watch import gather, proc
 from allranks.watch.asking import Asker, Stacks, Target
 from allranks.watch.evidence import Rank, Stack
 from allranks.watch.stacks import main_stack
@@ -74,7 +74,7 @@ def test_stack_when_the_rank_has_gone_on_since_then_taken_again_or_left_out(
 ) -> None:
     asked: list[set[int]] = []
 
-    def stacks(asker: Asker, targets: list[Target]) -> Stacks:
+    def stacks(asker: Asker, targets: list[Target], *, is_extra: bool = False) -> Stacks:
         asked.append({t.pid for t in targets})
         line = len(asked)
         if line == 1 or goes_on_again:
@@ -83,10 +83,12 @@ def test_stack_when_the_rank_has_gone_on_since_then_taken_again_or_left_out(
         return {t.pid: ("signal", (Stack((place,), "0x1", is_main=True),)) for t in targets}
 
     monkeypatch.setattr(Asker, "stacks", stacks)
+    monkeypatch.setattr(proc, "state", lambda pid: "T")  # stopped after its last step
     ranks = [Rank(rank=k, host="h", node_rank=0, pid=PID + k) for k in range(2)]
     moved, still = gather.take(ranks, tmp_path, sample_s=0.0)
     assert asked == [{PID, PID + 1}, {PID}]
     assert main_stack(still.stacks).frames[0].line == 1  # type: ignore[union-attr]
+    assert (moved.state, still.state) == ("R" if goes_on_again else "T", "T")
     if goes_on_again:
         assert moved.stacks == ()
     else:

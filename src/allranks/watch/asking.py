@@ -31,6 +31,8 @@ MIN_OUTSIDE_S = 0.05
 """Less is not enough for it."""
 MOST_OUTSIDE = 3
 """Times that py-spy reads one process for one evidence: each costs 0.1 s of a core."""
+RESERVE_S = 0.2
+"""What looks that can be done without leave."""
 _CUT_SHORT = ("sys_pause", "sigsuspend")
 """What the kernel calls waits that any signal ends for good."""
 
@@ -63,12 +65,17 @@ class Asker:
         """What is left of its time."""
         return max(0.0, self._ends_at - time.monotonic())
 
-    def stacks(self, targets: Iterable[Target]) -> Stacks:
-        """By signal where the process can answer, else by py-spy from outside; processes without an answer are left out."""
+    def stacks(self, targets: Iterable[Target], *, is_extra: bool = False) -> Stacks:
+        """By signal where the process can answer, else by py-spy from outside; processes without an answer are left out.
+
+        Args:
+            targets: Who is asked.
+            is_extra: A look that can be done without: it leaves time, and one reading by py-spy, for those that cannot.
+        """
         asked: dict[int, tuple[Path, int]] = {}
         outside: list[int] = []
         for target in targets:
-            if self.left_s <= 0.0:
+            if self.left_s <= (RESERVE_S if is_extra else 0.0):
                 break
             if proc.state(target.pid) in ("", "Z", "X"):
                 continue
@@ -87,15 +94,17 @@ class Asker:
                 os.kill(target.pid, found.stack_signal)
                 asked[target.pid] = (path, size)
         out = _answers(asked, min(ANSWER_S, self.left_s))
-        return {**out, **self._from_outside([*outside, *(p for p in asked if p not in out)])}
+        silent = [p for p in asked if p not in out]
+        return {**out, **self._from_outside([*outside, *silent], is_extra=is_extra)}
 
-    def _from_outside(self, pids: Sequence[int]) -> Stacks:
-        pids = [p for p in pids if self._outside[p] < MOST_OUTSIDE]
-        if not pids or self.left_s < MIN_OUTSIDE_S:
+    def _from_outside(self, pids: Sequence[int], *, is_extra: bool) -> Stacks:
+        pids = [p for p in pids if self._outside[p] < MOST_OUTSIDE - is_extra]
+        kept_s = RESERVE_S if is_extra else 0.0
+        if not pids or self.left_s - kept_s < MIN_OUTSIDE_S:
             return {}
         self._outside.update(pids)
         with ThreadPoolExecutor(max_workers=8) as pool:
-            texts = list(pool.map(lambda pid: py_spy(pid, min(OUTSIDE_S, self.left_s)), pids))
+            texts = list(pool.map(lambda pid: py_spy(pid, min(OUTSIDE_S, self.left_s - kept_s)), pids))
         return {
             pid: ("py-spy", without_ours(parse_pyspy(text)))
             for pid, text in zip(pids, texts, strict=True)

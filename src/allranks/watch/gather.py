@@ -121,7 +121,7 @@ def _stacks_later(asker: Asker, busy: Sequence[Target]) -> list[Stacks]:
     found: list[Stacks] = []
     for _ in range(LOOKS if busy else 0):
         time.sleep(min(LOOKS_APART_S, asker.left_s))
-        found.append(asker.stacks(busy))
+        found.append(asker.stacks(busy, is_extra=True))
         if not found[-1]:
             break  # the time is up, or all were asked often enough
     return found
@@ -157,6 +157,9 @@ def _rank(
     has_moved = _has_moved(newest) or stacks.get(rank.pid) == NO_STACKS
     if has_moved:  # what was seen is of several moments: nothing of it tells what the rank does now
         found, waits_in = (), ""
+        letter = (
+            "R" if letter in ("T", "t") else letter
+        )  # if it was stopped just now, the next look says where
     found = tuple(stack_with_code(s) for s in found)
     share, main_share, waited = proc.shares(*span)
     main = main_stack(found)

@@ -55,6 +55,7 @@ def compare(folder: str, places: str, how: dict[str, Any]) -> tuple[str, str]:
         ("ab", {"compress": "powersgd"}, "one bucket"),
         ("ab", {"compress": "bf16"}, "smaller ones are sent earlier"),
         ("ab", {}, "smaller ones are sent earlier"),
+        ("ab", {"compress": "auto", "accuracy": "lossless"}, "smaller ones are sent earlier"),
     ],
 )
 def test_options_when_others_are_better_then_changed_on_all_ranks_with_the_same_bits(
@@ -78,7 +79,7 @@ def explained(folder: str, how: dict[str, Any]) -> str:
     ("how", "reason"),
     [
         ({"sync_every": 3}, "sync_every sends weights"),
-        ({"compress": "auto", "accuracy": "lossless", "shared_memory": False}, "compress='auto'"),
+        ({"compress": "auto", "accuracy": "any", "shared_memory": False}, "compress='auto'"),
     ],
 )
 def test_explain_when_buckets_do_not_count_then_says_why(

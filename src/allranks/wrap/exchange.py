@@ -76,8 +76,9 @@ class Exchange:
 
     @property
     def is_by_bucket(self) -> bool:
-        """Whether each of DDP's buckets is sent for itself, while the backward goes on; else all at once after the last."""
-        return self._streams
+        """Whether each of DDP's buckets is sent for itself, while the backward goes on, in every way that may be chosen."""
+        names = self.chooser.allowed if self.chooser is not None else (self.name,)
+        return self.hosts is None and all(name == "none" or name in HALF for name in names)
 
     @property
     def is_leader(self) -> bool:

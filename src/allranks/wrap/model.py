@@ -168,9 +168,9 @@ class Model(nn.Module):
             return "apart"
         if self.exchange is None:
             return "memory" if self._is_in_memory else "group"
-        if self.exchange.chooser is not None:
-            return "auto"
-        return "group" if self.exchange.is_by_bucket else "at once"
+        if self.exchange.is_by_bucket:
+            return "group"
+        return "at once" if self.exchange.chooser is None else "auto"
 
     @property
     def is_apart(self) -> bool:

@@ -22,9 +22,9 @@ _LEFT = "left at DDP's 1 MiB for the first and 25 for the others"
 
 Way = Literal["memory", "group", "at once", "auto", "apart"]
 """How gradients get from rank to rank: "group", bucket by bucket over the process group, as they are or in half precision; "at once",
-after the last bucket (several hosts, int8, powersgd); "auto", in a way that may change; "apart", not at all (sync_every)."""
+after the last bucket (several hosts, int8, powersgd); "auto", in one of these ways or the other; "apart", not at all (sync_every)."""
 _WHY_LEFT: dict[Way, str] = {
-    "auto": "compress='auto' has timed its ways with these",
+    "auto": "some ways that compress='auto' may take do not send by bucket",
     "apart": "sync_every sends weights, and no gradients",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from allranks.core.errors import UsageError
 from allranks.data import make_loader
 from allranks.data.randomness import KeptRandomness, OwnRandomness, from_text, mix, seed_all, take, to_text
 from allranks.data.worker_count import auto_num_workers
+from allranks.data.worker_life import WorkerStart
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,24 @@ def test_workers_when_their_rank_is_killed_end_with_it(tmp_path: Path) -> None:
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not alive(pids)
+
+
+def start_for(rank: int) -> None:
+    begin = WorkerStart(None, None)
+    begin.parent = rank
+    begin(0)
+
+
+def test_worker_when_its_rank_was_killed_before_it_began_then_it_ends() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    assert gone.wait() == 0
+    codes = []
+    for rank in (gone.pid, os.getpid()):
+        worker = multiprocessing.get_context("fork").Process(target=start_for, args=(rank,))
+        worker.start()
+        worker.join(60)
+        codes.append(worker.exitcode)
+    assert codes == [1, 0]
 
 
 def test_workers_when_stuck_do_not_keep_the_rank_from_ending(tmp_path: Path) -> None:

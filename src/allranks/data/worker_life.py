@@ -52,8 +52,10 @@ class WorkerStart:
         # With the forkserver the worker is that server's child, and notices by itself that the rank is gone.
         if self.dies_with_parent and os.getppid() == self.parent:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self.parent:  # it died before we asked
-                os._exit(1)
+        if _is_gone(
+            self.parent
+        ):  # it died before we asked; its workers may start a while after it got its first batch
+            os._exit(1)
         leave_signals_to_the_rank()
         info = get_worker_info()
         if info is not None:
@@ -65,6 +67,18 @@ class WorkerStart:
                 change_worker_info(info, id=first + info.id, num_workers=world_size * info.num_workers)
         if self.user_function is not None:
             self.user_function(worker_id)
+
+
+def _is_gone(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def leave_signals_to_the_rank() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from allranks.ckpt import Checkpoints, Snapshot
+from allranks.ckpt import Checkpoints, Snapshot, hold
 from allranks.ckpt.background import Background, Job
 from allranks.ckpt.hold import Holder
 from allranks.record import recorder
@@ -107,6 +107,36 @@ def test_save_when_the_state_is_changed_by_hand_then_dropped_and_the_next_one_is
     checkpoints.close()
     saved_at, saved = saved_averages(checkpoints)
     assert saved_at == 2 and all(torch.equal(a, b) for a, b in zip(saved, before, strict=True))
+
+
+def test_save_when_the_next_update_is_skipped_then_it_is_complete_before_the_one_after(
+    tmp_path: Path, writer: threading.Event
+) -> None:
+    slot, until, checkpoints = make_slot(), UntilUpdate(recorder()), Checkpoints(tmp_path)
+    before = averages(slot)
+    save(checkpoints, until, slot, 1)
+    until.end()  # after an update without a step: fp16 overflowed, or all weights were 0
+    assert checkpoints.is_settled
+    step(slot)
+    writer.set()
+    checkpoints.close()
+    assert all(torch.equal(a, b) for a, b in zip(saved_averages(checkpoints)[1], before, strict=True))
+
+
+def test_copy_when_it_is_interrupted_then_nobody_waits_and_it_does_not_pass_for_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    holder = Holder()
+    holder.begin()
+    holder.copy_later(torch.ones(4), "x")
+    holder.finish()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(hold.ctypes, "memmove", interrupted)
+        holder.settle()
+    assert holder.settle() == ("x",)
 
 
 def test_save_when_the_optimizer_is_not_of_torch_then_copied_at_once(

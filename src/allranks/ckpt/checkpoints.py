@@ -117,7 +117,8 @@ class Checkpoints:
         Args:
             blocking: Return only when this rank's part is on the disk, on rank 0 when the checkpoint is complete.
             stays: Beginnings of paths, such as "training.optimizers.main.": tensors there are copied while training goes on, until
-                `settle()`, before which they must not change. A save of which one has changed is dropped, with a warning (AR619).
+                `settle()`, before which they must not change. A save of which torch counted a change meanwhile is dropped, with a warning
+                (AR619); torch counts no change through `.data` or NumPy.
 
         Raises:
             CheckpointError: AR606 a value cannot be saved, AR608 the save before (or with `blocking` this one) failed.
@@ -182,6 +183,9 @@ class Checkpoints:
                 held.step,
                 changed[0],
             )
+            self.store.remove(
+                plan.working
+            )  # with what other ranks have written by now; the next session clears the rest
             return
         if self._about is None:
             self._about = _about() if self._rank == 0 else {}

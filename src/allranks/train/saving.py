@@ -282,8 +282,8 @@ class Saving(Evaluating, Deciding, Resuming):
             self.settle()
             with sending.averaged(self.models):
                 state = snapshot.take(self, self._tracked, self._tracked_per_rank, values_)
-                # A rank that is apart saves its own optimizers: should its copy be dropped, rank 0 would wait for it.
-                may_stay = is_between and not blocking and not any(m.is_apart for m in self.models.values())
+                # What is copied later is of rank 0 alone: the other ranks' files have no part of what all share.
+                may_stay = is_between and not blocking
                 stays = self._until_update.begin(checkpoints, self.slots.values()) if may_stay else ()
                 checkpoints.save(state, blocking=blocking, stays=stays)
         finally:

@@ -1,7 +1,7 @@
 """Until when may an optimizer's state be copied while the training goes on?
 
 Until its next step, which is when a torch optimizer changes it: the rest is copied then, before. That hides two thirds of what a save of
-Adam holds the loop for. Weights are copied at once, since code of the user's may change them at any time (clamping, averaging).
+Adam on a CPU holds the loop for. Weights are copied at once, since code of the user's may change them at any time (clamping, averaging).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class UntilUpdate:
         for optimizer in (slot.optimizer for slot in stays):
             self._hooks.append(optimizer.register_step_pre_hook(self._complete))
             self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._complete))
-        return tuple(f"training.optimizers.{slot.name}." for slot in stays)
+        return tuple(f"training.optimizers.{slot.name}.state." for slot in stays)
 
     def _complete(self, *_: Any) -> None:
         if self._checkpoints is None or self._checkpoints.is_settled:
@@ -49,7 +49,8 @@ class UntilUpdate:
             self._record.leave()
 
     def end(self) -> None:
-        """After the step; not within, where torch goes through its hooks."""
+        """After an update; not within, where torch goes through its hooks. The update may have been skipped, without a step."""
+        self._complete()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -192,10 +192,8 @@ def open_hosts(num_bytes: int, reason: str = "") -> Hosts | Apart:
     ranks, leaders = by_host[places[me]["host"]], sorted(r[0] for r in by_host.values())
     if len(leaders) == len(places):
         return Apart("every rank is alone on its host")
-    if len(leaders) == 1:
-        return Apart(
-            "all ranks are on one host"
-        )  # memory alone would do it; nobody is there to exchange with
+    if len(leaders) == 1:  # memory alone would do it; nobody is there to exchange with
+        return Apart("all ranks are on one host")
     with contextlib.ExitStack() as stack:
         offer = _offer(len(ranks), room, stack) if me == ranks[0] and len(ranks) > 1 else {}
         offers = values.gather_objects(offer)

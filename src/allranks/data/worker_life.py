@@ -52,9 +52,8 @@ class WorkerStart:
         # With the forkserver the worker is that server's child, and notices by itself that the rank is gone.
         if self.dies_with_parent and os.getppid() == self.parent:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if _is_gone(
-            self.parent
-        ):  # it died before we asked; its workers may start a while after it got its first batch
+        # It may have died before the signal was asked for: its first batch can be there before its other workers begin.
+        if _is_gone(self.parent):
             os._exit(1)
         leave_signals_to_the_rank()
         info = get_worker_info()

@@ -170,7 +170,8 @@ class Model(nn.Module):
             return "memory" if self._is_in_memory else "group"
         if self.exchange.is_by_bucket:
             return "group"
-        return "at once" if self.exchange.chooser is None else "auto"
+        is_open = self.exchange.chooser is not None and self.exchange.hosts is None
+        return "auto" if is_open else "at once"
 
     @property
     def is_apart(self) -> bool:

@@ -72,17 +72,11 @@ def main(steps: int) -> None:
     import torch
     import torch.distributed as dist
     import torch.utils.data.dataloader as loading
-    from torch import nn
+    from in_turn import plain_job
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as optimizers
-    from torch.utils.data import DataLoader, TensorDataset
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    loss_of = nn.CrossEntropyLoss()
-    data = TensorDataset(torch.randn(32 * steps, 64), torch.randint(0, 10, (32 * steps,)))
+    model, optimizer, loss_of, loader = plain_job(steps)
     between("backward", torch.autograd, "backward")
     between("forward", DistributedDataParallel, "forward")
     between("next batch", loading._BaseDataLoaderIter, "__next__")
@@ -97,7 +91,7 @@ def main(steps: int) -> None:
 
     whole: list[int] = []
     began = perf_counter_ns()
-    for x, y in DataLoader(data, batch_size=32):
+    for x, y in loader:
         optimizer.zero_grad()
         loss_of(model(x), y).backward()
         optimizer.step()

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 STEPS = 20
 
@@ -49,21 +50,27 @@ def put_numbers(on: bool) -> None:
         fingerprints.next_step = put_numbers.next_step  # type: ignore[attr-defined]
 
 
-def main(pairs: int, *, only_numbers: bool = False) -> None:
+def plain_job(steps: int) -> tuple[Any, Any, Any, Any]:
+    """Model, optimizer, loss and loader of an ordinary DDP script, the tiny job, of so many steps a pass."""
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
-    from torch.optim import optimizer as optimizers
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    loss_of = nn.CrossEntropyLoss()
-    data = TensorDataset(torch.randn(32 * STEPS, 64), torch.randint(0, 10, (32 * STEPS,)))
-    loader = DataLoader(data, batch_size=32)
+    data = TensorDataset(torch.randn(32 * steps, 64), torch.randint(0, 10, (32 * steps,)))
+    return model, optimizer, nn.CrossEntropyLoss(), DataLoader(data, batch_size=32)
+
+
+def main(pairs: int, *, only_numbers: bool = False) -> None:
+    import torch.distributed as dist
+    from torch.optim import optimizer as optimizers
+
+    model, optimizer, loss_of, loader = plain_job(STEPS)
     hooks = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
     kept = [dict(found) for found in hooks]
     assert all(kept), "the probe is not installed"

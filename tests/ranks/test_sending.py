@@ -229,20 +229,25 @@ def test_training_when_parameters_losses_and_shares_are_uneven_then_near_the_exa
     run_ranks(2, train_branches_in_all_ways, str(tmp_path))
 
 
+def chosen_in_training(run: Any, model: Any) -> str:
+    run.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+    loader = run.loader(data(), shuffle=True)
+    for _ in run.epochs(8):
+        for x, y in loader:
+            run.step(((model(x) - y) ** 2).mean())
+    same_everywhere([p.detach() for p in model.parameters()])
+    assert model.exchange is not None and model.exchange.chooser is not None
+    return model.exchange.chooser.chosen
+
+
 def train_with_auto(folder: str, places: str) -> str:
     on_hosts(places)
     with allranks.start(folder, global_batch_size=4) as run:
         torch.manual_seed(1)
         shared: Any = "auto" if len(set(places)) < len(places) else False
-        model = run.model(Net(), compress="auto", accuracy="any", shared_memory=shared)
-        run.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
-        loader = run.loader(data(), shuffle=True)
-        for _ in run.epochs(8):
-            for x, y in loader:
-                run.step(((model(x) - y) ** 2).mean())
-        same_everywhere([p.detach() for p in model.parameters()])
-        assert model.exchange is not None and model.exchange.chooser is not None
-        return model.exchange.chooser.chosen
+        return chosen_in_training(
+            run, run.model(Net(), compress="auto", accuracy="any", shared_memory=shared)
+        )
 
 
 @pytest.mark.parametrize("places", ["ab", "aab"])
@@ -301,15 +306,7 @@ def auto_on_one_host(folder: str) -> str:
     short = opening.Refused("rank 0: too little", is_one_host=False)
     memory.open_memory = lambda num_bytes, reason="": short
     with allranks.start(folder, global_batch_size=12) as run:
-        model = run.model(Net(), compress="auto")
-        run.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
-        loader = run.loader(data(), shuffle=True)
-        for _ in run.epochs(8):
-            for x, y in loader:
-                run.step(((model(x) - y) ** 2).mean())
-        same_everywhere([p.detach() for p in model.parameters()])
-        assert model.exchange is not None and model.exchange.chooser is not None
-        return model.exchange.chooser.chosen
+        return chosen_in_training(run, run.model(Net(), compress="auto"))
 
 
 def test_training_when_one_host_has_too_little_memory_then_auto_chooses_for_the_group(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def by_rank(case: Case, kind: str) -> dict[int, list[Note]]:
     return {r.rank: found for r in case.evidence.ranks if (found := notes(r, kind))}
 
 
+def first_of_each(case: Case, kind: str) -> tuple[Note, list[int]] | None:
+    """The first rank's first note, and the ranks that noted such a thing; None if no rank did."""
+    found = by_rank(case, kind)
+    ranks = sorted(found)
+    return (found[ranks[0]][0], ranks) if ranks else None
+
+
 def on_all(case: Case, kind: str, *keys: str) -> Iterator[tuple[tuple[Any, ...], dict[int, Note]]]:
     """Notes that every rank of the job has, matched by the values of `keys`: (values, rank -> the first of them)."""
     found = by_rank(case, kind)

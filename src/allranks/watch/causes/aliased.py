@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
-from allranks.watch.noted import by_rank, place, say, who
+from allranks.watch.noted import first_of_each, place, say, who
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR722", "aliased-gather"
@@ -11,10 +11,10 @@ CODE, NAME = "AR722", "aliased-gather"
 
 def find(case: Case) -> Verdict | None:
     """By what each rank saw of its own list."""
-    found = {rank: own[0] for rank, own in sorted(by_rank(case, "aliased").items())}
-    if not found:
+    found = first_of_each(case, "aliased")
+    if found is None:
         return None
-    one, ranks = next(iter(found.values())), sorted(found)
+    one, ranks = found
     return say(
         case,
         CODE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
-from allranks.watch.noted import by_rank, place, say, who
+from allranks.watch.noted import first_of_each, place, say, who
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR723", "floored-mean"
@@ -11,10 +11,10 @@ CODE, NAME = "AR723", "floored-mean"
 
 def find(case: Case) -> Verdict | None:
     """By what was added up and what was in the tensor afterwards."""
-    found = {rank: own[0] for rank, own in sorted(by_rank(case, "floored").items())}
-    if not found:
+    found = first_of_each(case, "floored")
+    if found is None:
         return None
-    one, ranks = next(iter(found.values())), sorted(found)
+    one, ranks = found
     k = next((k for k, value in enumerate(one["sums"]) if value % one["ranks"]), 0)
     exact, used = one["sums"][k] / one["ranks"], one["used"][k]
     return say(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
-from allranks.watch.noted import by_rank, place, say, who
+from allranks.watch.noted import first_of_each, place, say, who
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR747", "validation-in-training"
@@ -11,10 +11,10 @@ CODE, NAME = "AR747", "validation-in-training"
 
 def find(case: Case) -> Verdict | None:
     """Two subsets of one data set, one trained on and one evaluated, that overlap."""
-    found = {rank: own[0] for rank, own in sorted(by_rank(case, "leak").items())}
-    if not found:
+    found = first_of_each(case, "leak")
+    if found is None:
         return None
-    one, ranks = next(iter(found.values())), sorted(found)
+    one, ranks = found
     some = ", ".join(map(str, one["some"]))
     return say(
         case,

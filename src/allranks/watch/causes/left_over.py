@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
-from allranks.watch.noted import by_rank, place, say, who
+from allranks.watch.noted import first_of_each, place, say, who
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR724", "left-over-gradients"
@@ -11,10 +11,10 @@ CODE, NAME = "AR724", "left-over-gradients"
 
 def find(case: Case) -> Verdict | None:
     """By what each rank counted between two calls of zero_grad."""
-    found = {rank: own[0] for rank, own in sorted(by_rank(case, "left_over").items())}
-    if not found:
+    found = first_of_each(case, "left_over")
+    if found is None:
         return None
-    one, ranks = next(iter(found.values())), sorted(found)
+    one, ranks = found
     lost, window, drawn = one["micro_steps"], one["window"], one["drawn"]
     of = f"{lost} of {drawn}" if drawn > lost else f"the last {lost}"
     steps = f"{drawn // window} optimizer steps instead of {drawn // window + 1}" if drawn > lost else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
-from allranks.watch.noted import by_rank, place, say, who
+from allranks.watch.noted import first_of_each, place, say, who
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR725", "own-entry-gradient"
@@ -11,10 +11,10 @@ CODE, NAME = "AR725", "own-entry-gradient"
 
 def find(case: Case) -> Verdict | None:
     """By the graph of each rank's loss."""
-    found = {rank: own[0] for rank, own in sorted(by_rank(case, "own_entry").items())}
-    if len(found) < 2:
+    found = first_of_each(case, "own_entry")
+    if found is None or len(found[1]) < 2:
         return None
-    one, ranks = next(iter(found.values())), sorted(found)
+    one, ranks = found
     return say(
         case,
         CODE,

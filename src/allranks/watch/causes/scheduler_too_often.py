@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.watch.case import Case
-from allranks.watch.noted import by_rank, place, say, who
+from allranks.watch.noted import first_of_each, place, say, who
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR738", "scheduler-too-often"
@@ -11,10 +11,10 @@ CODE, NAME = "AR738", "scheduler-too-often"
 
 def find(case: Case) -> Verdict | None:
     """By what each rank counted."""
-    found = {rank: own[0] for rank, own in sorted(by_rank(case, "scheduler").items())}
-    if not found:
+    found = first_of_each(case, "scheduler")
+    if found is None:
         return None
-    one, ranks = next(iter(found.values())), sorted(found)
+    one, ranks = found
     rates = ", ".join(f"{r:g}" for r in one["rates"])
     return say(
         case,

@@ -6,7 +6,8 @@ The state is a real one: a model and its Adam, `mb` MB together. Every round sav
 same load of the machine; figures are medians over the rounds, the first of which is left out and told apart (buffers are made then).
 `held` is the time until the training may go on, `total` until the files are on the disk (fsync), `bytes` what they take. Ours copies
 the optimizer's state while the next forward and backward run, so every way is followed by one, then by what is left to copy, which
-counts as held, and so `total` of what is saved in the background has that forward and backward in it; `next_ms` is that forward and backward, to be compared between the ways.
+counts as held, and so `total` of what is saved in the background has that forward and backward in it; `next_ms` is that forward and
+backward, to be compared between the ways.
 """
 
 from __future__ import annotations

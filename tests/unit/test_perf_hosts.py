@@ -277,3 +277,16 @@ def test_samples_a_second_then_of_all_ranks_or_not_at_all(tmp_path: Path) -> Non
     assert speed == pytest.approx(64 / both.parts.ranks[0].step_s, rel=0.02)
     assert samples_a_second(times("b", 32, 0)) is None
     assert first_step_text(both) == ""
+
+
+def test_job_when_a_worker_has_ended_then_its_time_does_not_become_that_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = {1: 10.0, 7: 30.0}  # a rank, and its loader worker
+    monkeypatch.setattr(host_use, "_ticks", lambda pid, count: used.get(pid))
+    monkeypatch.setattr(host_use.proc, "children", lambda pid: [p for p in used if p != pid])
+    looking = host_use.HostUse(False)
+    first = looking._of_job([1], [])  # a child that is no loader worker counts, too
+    assert first >= 40.0
+    del used[7]  # it has ended, and the rank has not waited for it
+    assert looking._of_job([1], []) >= first

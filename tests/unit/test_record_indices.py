@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data._utils import fetch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from allranks.record import draws, passes, probe_loaders
 
@@ -28,6 +31,28 @@ def test_batch_when_handed_out_then_its_indices_are_known(
         for number, batch in enumerate(iterator):
             assert next(indices) == [4 * number + i for i in range(4)] == (batch[0][:, 0] // 4).tolist()
         assert next(indices, None) is None
+
+
+def test_indices_when_another_thread_begins_or_goes_on_then_they_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
+    passes.mark_indices(_BaseDataLoaderIter)
+    begun = iter(DataLoader(samples(), batch_size=4, num_workers=0))
+    begun.__dict__["_allranks_pass"] = one = probe_loaders.Pass(DataLoader(samples(), batch_size=4), 0)
+    one.indices = passes.indices_of(begun)
+    assert "_allranks_taken" in vars(begun)
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        found.append(probe_loaders._marked_next(_SingleProcessDataLoaderIter.__next__)(begun))
+        found.append("_allranks_taken" in vars(iter(DataLoader(samples(), batch_size=4))))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found[0][1].tolist() == [0, 1, 2, 3] and found[1] is False
+    assert "_allranks_taken" not in vars(begun) and next(one.indices, None) is None
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital'")

@@ -115,7 +115,7 @@ def slow_gpus(history: History, since: float, until: float) -> list[SlowGpu]:
         held = [s for s in seen if s.reasons & SURE]
         if len(held) >= SLOWED * len(seen):
             found.append(_slow(rank, held, mhz, len(held) / len(seen)))
-        elif mhz < SLOWER_CLOCK * usual:
+        elif mhz < SLOWER_CLOCK * min(usual, seen[-1].most_mhz):  # another kind of GPU has another clock
             found.append(_slow(rank, seen, mhz, 1.0))
     return found
 

@@ -4,7 +4,7 @@
     an integer sum of all ranks that the script then divides in place: the mean is cut off
     a gathered list whose own entry is put back, and goes into the loss: the gradient comes through that entry only
 
-The first calls of a process are looked at, later ones cost a comparison. No torch here: tensors are asked.
+The first calls of a process are looked at, later ones cost a comparison or two. No torch here: tensors are asked.
 """
 
 from __future__ import annotations

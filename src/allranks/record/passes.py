@@ -18,7 +18,7 @@ from itertools import tee
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, datasets, notes, process
+from allranks.record import compat, datasets, notes, process, states
 from allranks.record import layout as at
 
 NOTED_PASSES = 3
@@ -122,6 +122,12 @@ def _split(iterator: Any) -> None:
         own[name], own[_SPLIT] = tee(own[name])
 
 
+def forget_indices(iterator: Any) -> Iterator[Any]:
+    """Another thread draws: nobody asks for the indices any more, and what nobody asks for would be kept to the end of the pass."""
+    iterator.__dict__.pop(_SPLIT, None)
+    return iter(())
+
+
 def mark_indices(iterator_class: Any) -> None:
     """The place where a loader begins to ask its sampler: before its workers are given the first batches (compat names it)."""
     reset: Callable[..., Any] = iterator_class._reset
@@ -130,7 +136,7 @@ def mark_indices(iterator_class: Any) -> None:
     def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = reset(self, *args, **kwargs)
         try:
-            if not compat.keeps_its_sampler(type(self)):
+            if not compat.keeps_its_sampler(type(self)) and not states.is_other_thread():
                 _split(self)
         except Exception as error:  # noqa: BLE001 - a torch that is not as expected
             compat.step_aside("which samples a loader reads", error)

@@ -112,6 +112,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except AttributeError:
             return draw(self)
         if get_ident() != writer.owner:
+            one.indices = passes.forget_indices(self)
             return draw(self)
         if one is not _current:
             _show(one)

@@ -236,6 +236,8 @@ def _look(ddp: Any, inputs: tuple[Any, ...], result: Any, begin: int, end: int) 
         states.newest = id(ddp)
         replica = states.replicas.get(id(ddp)) or _used_first(ddp)
         replica.syncs += ddp.require_backward_grad_sync
+        if not replica.syncs:
+            states.newest = 0  # looked at in each forward, until one whose backward averages
         gradients.prepare()
         origin.remember(ddp, inputs, result)
         if _writer.step >= replica.check_at_step or _writer.is_timed:

@@ -52,7 +52,7 @@ class Replica:
         self.alarms = 0
         self.has_unused = False
         self.is_autocast = self.is_uncovered = False
-        self.syncs = 0  # forwards whose backward averages the gradients
+        self.syncs = 0  # of the forwards that were looked at, those whose backward averages the gradients; 0 only if none ever did
         self.ready_ns = 0  # of the backward that was timed last: from the end of forward to the last gradient
         replicas[key] = self
 
@@ -64,7 +64,7 @@ def _forget(key: int) -> None:
 
 
 newest = 0  # id of the replica that was called last
-syncs = 0  # its forwards whose backward averages the gradients, and those of all others
+syncs = 0  # forwards of all replicas whose backward averages the gradients
 is_synchronised = True  # the last forward of a DDP was not under no_sync
 on_failure: Callable[[BaseException, str], None] | None = None  # of inprocess.py
 pending: Replica | None = None  # the one whose forward was last, until its backward

@@ -1,7 +1,8 @@
 """How is evidence taken from the ranks of this node?
 
-All ranks are asked together (asking.py: a signal where all threads sleep, else py-spy), and all of it has one deadline, after which
-later steps are left out. About 0.2 s for ranks that sleep, 0.3-0.6 s with ranks that run on a machine with cores to spare.
+All ranks are asked together (asking.py: a signal where all threads sleep, else py-spy), and the asking has one deadline, after which
+nobody is asked any more; what is read from files and sockets afterwards takes milliseconds. About 0.2 s for ranks that sleep, 0.3-0.6 s
+with ranks that run on a machine with cores to spare.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def take(
         with_sockets: Look at connections to other hosts, too (5 ms for each rank).
         with_models: Read what each parameter of the model is.
         sample_s: How long processor time is measured.
-        within_s: After so long no further step is begun.
+        within_s: After so long no process is asked any more.
     """
     asker = Asker(within_s)
     pages = {r.pid: page_of(folder, r.pid) for r in ranks}

@@ -26,6 +26,7 @@ class HostUse:
     def __init__(self, has_other_nodes: bool, gpus: Gpus | None = None) -> None:
         self._has_other_nodes, self._gpus = has_other_nodes, gpus or Gpus()
         self._used: dict[int, float] = {}
+        self._most = 0.0
         self._queued, self._next_queues = 0, 0.0
 
     def look(self, ranks: dict[int, int], workers: Iterable[int]) -> dict[str, Any]:
@@ -53,13 +54,19 @@ class HostUse:
         return found
 
     def _of_job(self, ranks: Iterable[int], workers: Iterable[int]) -> float:
-        """Processor time of the ranks, of children they waited for, and of loader workers that live."""
+        """Processor time of the ranks and of their children: what lives, and what was waited for.
+
+        It never falls, though a child's time is seen nowhere between its end and the moment when its rank has waited for it.
+        """
+        living = set(workers)
         for pid in ranks:
+            living.update(proc.children(pid))
             if (used := _ticks(pid, 4)) is not None:
                 self._used[pid] = used
-        alive = sum(_ticks(pid, 2) or 0.0 for pid in workers)
+        alive = sum(_ticks(pid, 2) or 0.0 for pid in living)
         own = os.times()
-        return sum(self._used.values()) + alive + own.user + own.system
+        self._most = max(self._most, sum(self._used.values()) + alive + own.user + own.system)
+        return self._most
 
 
 def busy_of_host(text: str | None = None) -> float | None:

@@ -66,15 +66,21 @@ def look(*, pid: int | None = None, run: Path | None = None) -> tuple[Evidence, 
 
 def _take(ranks: tuple[Rank, ...], folder: Path) -> tuple[Rank, ...]:
     """The ranks' evidence; where some have no record, after a while in which it is seen whether they run."""
-    before = {r.pid: proc.switches(r.pid) for r in ranks}
+    before = {r.pid: _ran(r.pid) for r in ranks}
     began = time.monotonic()
     if any(gather.page_of(folder, r.pid) is None for r in ranks):
         time.sleep(MIN_WAIT_S + 0.2)
     taken = gather.take(
         ranks, folder, with_sockets=True, with_models=True, sample_s=0.3, within_s=gather.TAKE_S + 2.0
     )
-    stood = {r.pid: before[r.pid] > 0 and proc.switches(r.pid) == before[r.pid] for r in ranks}
+    stood = {r.pid: before[r.pid] is not None and _ran(r.pid) == before[r.pid] for r in ranks}
     return tuple(with_record(r, time.monotonic() - began if stood[r.pid] else 0.0) for r in taken)
+
+
+def _ran(pid: int) -> tuple[int, float] | None:
+    """What grows while its main thread runs: how often it left a core, which may be never where it has its own, and its time on one."""
+    switches, times = proc.switches(pid), proc.times(pid)
+    return (switches, times.main_s) if switches and times is not None else None
 
 
 def status(evidence: Evidence) -> list[str]:

@@ -80,7 +80,7 @@ def times(pid: int) -> Times | None:
 
 
 def switches(pid: int) -> int:
-    """How often its main thread has left a core, of itself or not: the same number later means that it did not run meanwhile."""
+    """How often its main thread has left a core, of itself or not."""
     found = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", read(f"/proc/{pid}/status"), re.M)
     return sum(map(int, found))
 

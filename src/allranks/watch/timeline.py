@@ -90,7 +90,7 @@ class Timeline:
         seen = self._seen.get(rank)
         if seen is not None and not seen.is_over and self._file is not None:
             seen.step, seen.facts_at = 0, -FACTS_EVERY_S
-            self._sample([seen], 1 << 30)
+            self._sample([seen], 1 << 30, with_host=False)  # of one rank alone, while others live
             seen.is_over = True
             if seen.reader is not None:
                 seen.reader.close()
@@ -123,7 +123,7 @@ class Timeline:
             "facts": {"cores": usable_cores(), "shm_bytes": proc.space("/dev/shm")[0] or 0},
         }
 
-    def _sample(self, chosen: list[_Seen], most_steps: int) -> None:
+    def _sample(self, chosen: list[_Seen], most_steps: int, *, with_host: bool = True) -> None:
         rows, lines, workers = [], [], []
         for seen in chosen:
             record = self._read(seen)
@@ -138,7 +138,7 @@ class Timeline:
         for at_ns, row in rows:  # pages are of moments up to 0.1 s apart: each has its own
             t = round((at_ns - self._began_ns) / 1e9, 4)
             self._write({"kind": "sample", "t": t, "throttled_s": throttled, "rows": [row]})
-        if rows:
+        if rows and with_host:
             host = self._host.look({s.rank.rank: s.rank.pid for s in chosen}, workers)
             self._write({"kind": "host", "t": round(self._age(), 4), **host})
         for line in lines:

@@ -26,6 +26,6 @@ def find(case: Case) -> Verdict | None:
             "if all ranks compute one loss, each has its own part of the gradient: DDP takes the mean of the parts, not their sum",
             f"that is 1/{one['ranks']} of one process's gradient; Adam hides it, weight decay and other terms of the loss do not",
         ],
-        fix="torch.distributed.nn.functional.all_gather, which has a gradient; or loss * dist.get_world_size() before backward",
+        fix="torch.distributed.nn.functional.all_gather, which has a gradient",
         confidence="likely",
     )

@@ -249,6 +249,11 @@ def ignored_parameters(ddp: Any) -> Any:
     return getattr(ddp, "parameters_to_ignore", ())
 
 
+def not_for_ddp(module: Any) -> Any:
+    """Names of the parameters and buffers of `module` that DDP will leave alone."""
+    return getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+
+
 def unsaved_buffers(module: Any) -> Any:
     """Names of the buffers of a module that are not in its state dict."""
     return getattr(module, "_non_persistent_buffers_set", ())

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from allranks.record import compat, process
 from allranks.record import layout as at
-from allranks.record import process
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,16 @@ def describe(module: Any) -> None:
 
 
 def _rows(module: Any) -> list[list[Any]]:
+    ignored = compat.not_for_ddp(module)  # each rank may have its own of these
     parameters = [
         [name, list(p.shape), str(p.dtype).removeprefix("torch."), bool(p.requires_grad), False]
         for name, p in module.named_parameters()
+        if name not in ignored
     ]
     buffers = [
         [name, list(b.shape), str(b.dtype).removeprefix("torch."), False, True]
         for name, b in module.named_buffers()
+        if name not in ignored
     ]
     return parameters + buffers
 

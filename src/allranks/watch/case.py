@@ -38,6 +38,8 @@ _COMM_KINDS = (
 )
 #: Phases that are expected to take long on one rank: the others' wait is no alarm for a while.
 PATIENT_PHASES = ("checkpoint", "evaluate", "import", "start", "build")
+STOOD_S, STOOD_LIMIT_S = 0.4, 1.45
+"""What computes at the same lines at two looks so far apart is waited for less long."""
 _IDLE = ("sleep", "lock", "input", "debugger", "file_lock")
 
 
@@ -74,6 +76,12 @@ class Case:
         return tuple(
             r for r in self.evidence.ranks if r.exit is not None and not r.exit.failed and not r.exit.by_us
         )
+
+    @cached_property
+    def is_end_to_come(self) -> bool:
+        """Whether the ranks that failed only lost a peer, and nothing is known of its end yet."""
+        are_victims = all(r in self.victims for r in self.failed)
+        return are_victims and not self.finished and not any(has_left(r) for r in self.evidence.ranks)
 
     @cached_property
     def waits(self) -> dict[int, meeting.Wait]:
@@ -116,14 +124,14 @@ class Case:
         record = rank.record
         limit = 0.0
         if doing.is_busy:
-            limit = 10.0 if rank.is_moving else 2.0
+            limit = 10.0 if rank.is_moving else STOOD_LIMIT_S if rank.stood_s >= STOOD_S else 2.0
         if is_going_on(rank) or (rank.is_moving and not rank.stacks):
             limit = 30.0
         if rank.host_load > 4.0 and record is not None and record.tick_s > 1.0:
             limit = max(limit, 5.5)  # starved, or in C code that holds the GIL: a longer look tells
         if record is not None and record.median_step_s == 0.0:
             # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
-            limit = 20.0 if doing.is_busy else 1.5 if doing.kind in _IDLE else 8.0
+            limit = 20.0 if doing.is_busy else STOOD_LIMIT_S if doing.kind in _IDLE else 8.0
         if rank.is_by_row:
             limit = max(limit, 10.0)  # its node did not answer in time: the next look may tell what it does
         if record is not None and record.phase in PATIENT_PHASES:
@@ -301,6 +309,19 @@ def is_victim(rank: Rank) -> bool:
 def is_dying(rank: Rank) -> bool:
     """Whether its script has ended badly, and only the interpreter's own end is to come."""
     return rank.exit is None and rank.record is not None and rows.is_dying(rank.record)
+
+
+def has_left(rank: Rank) -> bool:
+    """Whether it has destroyed the group and waits at a line of its own: it is not on its way out, as after an exception."""
+    record = rank.record
+    return (
+        rank.is_alive
+        and rank.state == "S"
+        and record is not None
+        and record.is_destroyed
+        and (record.exit_kind, record.phase) == ("", "python")
+        and record.phase_s >= 0.3
+    )
 
 
 def is_going_on(rank: Rank) -> bool:

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from allranks.watch.observed import Check, Loop, NotFinite
+from allranks.watch.observed import Check, FileLock, Loop, NotFinite, Socket
 from allranks.watch.verdict import Place
 
 T = TypeVar("T")
@@ -196,15 +196,6 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Socket:
-    """One TCP connection of a rank that leaves the host."""
-
-    peer: str
-    tx_queue: int = 0
-    retransmits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Worker:
     """One loader worker, or another child process, of a rank."""
 
@@ -225,16 +216,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class FileLock:
-    """A lock on a file that a rank waits for or that stands in its way."""
-
-    path: str
-    age_s: float = 0.0
-    owner_pid: int | None = None
-    owner_alive: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Rank:
     """One rank."""
 
@@ -252,6 +233,8 @@ class Rank:
     main_cpu_share: float = 0.0
     is_moving: bool = False
     """Two stacks a moment apart differ in the user's line."""
+    stood_s: float = 0.0
+    """Since an earlier look at which its main thread was at the same lines; 0 = it was not, or there was none."""
     runs_model: bool = False
     """One of its stacks was inside a torch module."""
     run_queue_share: float = 0.0

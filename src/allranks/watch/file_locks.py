@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 from allranks.watch import proc
 from allranks.watch.evidence import FileLock, Rank
 from allranks.watch.stacks import is_inside, main_stack
+
+MOST_LOCKS = 8
+"""Which of several it waits for is not known: one that is held keeps all others from being called left behind."""
+YOUNG_S = 1.0
+SHARED_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "9p",
+    "afs",
+    "ceph",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "glusterfs",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+)
 
 
 def file_lock_of(rank: Rank) -> FileLock | None:
@@ -34,9 +54,19 @@ def _build_lock(rank: Rank) -> FileLock | None:
     locks = [p for r in roots for p in (*r.glob("lock"), *r.glob("*/lock"), *r.glob("*/*/lock"))]
     if not locks:
         return None
-    oldest = min(locks, key=lambda p: p.stat().st_mtime)
-    owner = proc.has_open(str(oldest))
-    return FileLock(str(oldest), _age(str(oldest)), owner, owner is not None)
+    owners = {str(p): proc.has_open(str(p)) for p in locks[:MOST_LOCKS]}
+    path = next((p for p, owner in owners.items() if owner is not None), min(owners, key=_begun))
+    is_alive: bool | None = owners[path] is not None
+    if not is_alive and (proc.file_system(path) in SHARED_SYSTEMS or _age(path) < YOUNG_S):
+        is_alive = None  # another host may hold it, or it is being made this moment
+    return FileLock(path, _age(path), owners[path], is_alive)
+
+
+def _begun(path: str) -> float:
+    try:
+        return Path(path).stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def _age(path: str) -> float:

@@ -1,4 +1,4 @@
-"""What was seen of a rank beside its calls: a loss that was not finite, fingerprints of its replicas, the loops it is in.
+"""What was seen of a rank beside its calls: a loss that was not finite, fingerprints of its replicas, loops, connections, locks.
 
 Part of the evidence.
 """
@@ -59,3 +59,22 @@ class Loop:
     """Number of the line at which the rank stands."""
     condition: Place | None = None
     """The innermost `if` of the loop around that line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """One TCP connection of a rank that leaves the host."""
+
+    peer: str
+    tx_queue: int = 0
+    retransmits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """A lock on a file that a rank waits for or that stands in its way."""
+
+    path: str
+    age_s: float = 0.0
+    owner_pid: int | None = None
+    owner_alive: bool | None = None

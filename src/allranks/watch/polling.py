@@ -21,6 +21,7 @@ from allranks.watch.timeline import Timeline
 WHOLE_S = 0.4
 """A whole page is read at least so often."""
 DISCOVER_S = 1.0
+STANDS_S = 1.0
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Poll:
             self._discovered_at = now
             self.discover()
         for number, rank in self._ranks.items():
-            self.newest[number] = self._row(number, rank, now)
+            self.newest[number] = _with_sleep(self._row(number, rank, now), rank.pid)
         self._timeline.look(self._ranks.values())
         return self.newest
 
@@ -123,6 +124,12 @@ class Poll:
         world_size, ranks = spawned.find(self._job)
         if ranks:
             self._ranks, self.world_size = ranks, world_size
+
+
+def _with_sleep(row: Row, pid: int) -> Row:
+    """The row, with whether the rank sleeps; not looked at before it has stood for a second."""
+    is_asleep = row.state == "S" and row.phase_s > STANDS_S and "nanosleep" in proc.wchan(pid)
+    return replace(row, is_asleep=is_asleep) if is_asleep != row.is_asleep else row
 
 
 def _exchanged(found: page.Record) -> tuple[float, ...]:

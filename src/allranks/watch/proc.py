@@ -278,6 +278,18 @@ def _address(text: str, is_v6: bool) -> str:
     return ".".join(str(b) for b in words[-1]) + f":{int(port, 16)}"
 
 
+def file_system(path: str) -> str:
+    """The kind of the file system that holds a path, 'ext4', 'nfs4'; empty if that is not known."""
+    best, kind = "", ""
+    for line in read("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, point = after.split(), before.split()[4] if len(before.split()) > 4 else ""
+        inside = point == "/" or path == point or path.startswith(point + "/")
+        if point and fields and inside and len(point) >= len(best):
+            best, kind = point, fields[0]
+    return kind
+
+
 def oom_kills() -> int:
     """Processes that the kernel killed for memory so far: of our memory cgroup if it counts them, else of this host."""
     for text in (read(f"{_memory_group()}/memory.events"), read(f"{_memory_group()}/memory.oom_control")):

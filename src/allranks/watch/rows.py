@@ -69,6 +69,14 @@ class Row:
     """Bytes of what it has noted so far."""
     exchanged: tuple[float, ...] = ()
     """Seconds so far in backward, in DDP's exchange of buffers in forward; of timed steps: after the last gradient, in all of backward."""
+    said: tuple[int, int] = (-1, -1)
+    """Rank and world size by which it goes itself."""
+    num_groups: int = 0
+    """Process groups made beside the default one."""
+    model: tuple[int, int] = (0, 0)
+    """Number and hash of the newest model given to DDP."""
+    is_asleep: bool = False
+    """Its main thread has stood for a while, in a sleep of the kernel's."""
 
     def to_json(self) -> list[Any]:
         """A list in the order of the fields."""
@@ -76,7 +84,7 @@ class Row:
             list(map(list, v))
             if n in ("tail", "checks")
             else list(v)
-            if n in ("phases_s", "exchanged")
+            if n in ("phases_s", "exchanged", "said", "model")
             else v
             for n, v in self._pairs()
         ]
@@ -92,6 +100,7 @@ class Row:
         known["checks"] = tuple((s, q, h) for s, q, h in known.get("checks", ()))
         known["phases_s"] = tuple(known.get("phases_s", ()))
         known["exchanged"] = tuple(known.get("exchanged", ()))
+        known |= {n: (int(known[n][0]), int(known[n][1])) for n in ("said", "model") if n in known}
         loader = known.get("loader")
         known["loader"] = (
             (int(loader[0]), int(loader[1]), int(loader[2]), bool(loader[3])) if loader else None
@@ -154,6 +163,9 @@ def row_of(
         is_leaving=not is_over and record.exit_kind == "" and record.phase == "exit",
         not_finite_step=record.not_finite.step if record.not_finite else 0,
         checks=tuple((c.step, c.seq, c.hash) for c in record.checks[-MAX_CHECKS:]),
+        said=(record.said_rank, record.said_world_size),
+        num_groups=record.num_groups,
+        model=(record.model.number, record.model.hash) if record.model else (0, 0),
     )
 
 

@@ -90,12 +90,14 @@ class Standing:
     ends_as: Action = "report"
     """What to do after a second look: the job surely cannot go on, if what was seen is so."""
 
-    def due(self, now: float, on_hang: OnHang, after_s: float | None) -> Said | None:
-        """What to say (again) now, if anything."""
+    def due(
+        self, now: float, on_hang: OnHang, after_s: float | None, *, is_at_work: bool = False
+    ) -> Said | None:
+        """What to say (again) now, if anything; while a rank is at work that must end before it can wait, none is ended."""
         hung = now - self.since
         since = self.verdict.since_s
         verdict = replace(self.verdict, since_s=since + hung) if since is not None else self.verdict
-        if self.ends_as != "report" and hung >= SECOND_LOOK_S and not self.has_acted:
+        if self.ends_as != "report" and hung >= SECOND_LOOK_S and not self.has_acted and not is_at_work:
             self.has_acted = True
             what = "ended" if self.ends_as == "stop" else "started again"
             note = f"nothing has moved for {seconds(hung)}: the job is {what}"

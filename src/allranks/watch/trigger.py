@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from allranks.watch import apart
 from allranks.watch.noted import Noted
 from allranks.watch.numbers import Numbers
 from allranks.watch.rows import Row
@@ -21,10 +22,15 @@ MISMATCH_S = 0.3
 STOPPED_S = 0.15
 DYING_S = 0.2
 """After an exception its traceback is printed; then it can be read."""
+DYING_AGAIN_S = 0.7
 LEAVING_S = 1.5
 SAME_CALL_S = 3.0
 """All ranks in the same collective for so long: the network, perhaps."""
 SILENCE_S = 10.0
+ASLEEP_S, ASLEEP_AGAIN_S = 1.5, 20.0
+"""All sleep for so long: they may wait for a file; looked at so often."""
+SECOND_LOOK_S = 0.5
+"""After the first look at a wait: has the rank that does not come stood where it stood?"""
 _COMMUNICATING = ("forward", "backward", "build", "init")
 
 
@@ -47,13 +53,15 @@ class Trigger:
     """Age of the wait at the last look of this episode."""
     _episode: tuple[object, ...] = ()
     _dying_since: dict[int, float] = field(default_factory=dict)
-    _dying_looked: tuple[int, ...] = ()
+    _dying_looked: tuple[object, ...] = ()
     _stopped_looked: tuple[int, ...] = ()
     _stopped_since: dict[int, float] = field(default_factory=dict)
-    _reported_differences: set[tuple[str, int]] = field(default_factory=set)
+    _reported_differences: set[tuple[object, ...]] = field(default_factory=set)
     _silent_since: float | None = None
     _silent_marks: tuple[int, ...] = ()
     _silent_looks: int = 0
+    _asleep_looked_at: float = float("-inf")
+    _has_looked_again: bool = False
     _numbers: Numbers = field(default_factory=Numbers)
     _noted: Noted = field(default_factory=Noted)
 
@@ -88,9 +96,10 @@ class Trigger:
             n: self._dying_since.get(n, now) for n in dying if now - self._dying_since.get(n, now) < 5.0
         }
         ripe = tuple(sorted(n for n, since in self._dying_since.items() if now - since >= DYING_S))
-        if not ripe or ripe == self._dying_looked:
+        again = any(now - since >= DYING_AGAIN_S for since in self._dying_since.values())
+        if not ripe or (ripe, again) == self._dying_looked:
             return None
-        self._dying_looked = ripe
+        self._dying_looked = (ripe, again)
         return Suspicion("dying", ripe)
 
     def _stopped(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
@@ -108,12 +117,13 @@ class Trigger:
 
     def _difference(self, rows: Mapping[int, Row]) -> Suspicion | None:
         """The same number in the same group with another call: at once, whether anybody waits or not."""
-        seen: dict[tuple[str, int], set[int]] = {}
+        seen: dict[tuple[object, ...], set[int]] = {}
         for row in rows.values():
             for group, number, value in row.tail:
                 seen.setdefault((group, number), set()).add(value)
-        new = [k for k, values in seen.items() if len(values) > 1 and k not in self._reported_differences]
-        self._reported_differences |= set(new)
+        found = {k for k, values in seen.items() if len(values) > 1} | apart.signs(rows)
+        new = found - self._reported_differences
+        self._reported_differences |= new
         return Suspicion("mismatch", tuple(sorted(rows))) if new else None
 
     def _waiting(self, rows: Mapping[int, Row], live: Mapping[int, Row]) -> Suspicion | None:
@@ -142,15 +152,22 @@ class Trigger:
             self._silent_marks, self._silent_since, self._silent_looks = marks, now, 0
             return None
         age = now - self._silent_since
+        is_asleep = bool(rows) and all(r.is_asleep for r in rows.values())
+        if is_asleep and age >= ASLEEP_S and now - self._asleep_looked_at >= ASLEEP_AGAIN_S:
+            self._asleep_looked_at = now
+            return Suspicion("silence", tuple(sorted(rows)), age)
         if not rows or age < SILENCE_S * 3**self._silent_looks:
             return None
         self._silent_looks += 1
         return Suspicion("silence", tuple(sorted(rows)), age)
 
     def _again(self, key: tuple[object, ...], found: Suspicion) -> Suspicion | None:
-        """At once for a new episode; then whenever the wait has grown by more than half."""
-        if key == self._episode and found.age_s < 1.5 * self._looked_at_s + 0.3:
+        """At once for a new episode, and again a moment later; then whenever the wait has grown by more than half."""
+        is_same = key == self._episode
+        more_s = 0.5 * self._looked_at_s + 0.3 if self._has_looked_again else SECOND_LOOK_S
+        if is_same and found.age_s < self._looked_at_s + more_s:
             return None
+        self._has_looked_again = is_same
         self._episode, self._looked_at_s = key, found.age_s
         return found
 

@@ -21,6 +21,7 @@ from allranks.watch.polling import Poll
 from allranks.watch.rows import Row
 from allranks.watch.saying import Said, Standing, action_at_once, keep
 from allranks.watch.slowness import Slowness
+from allranks.watch.stood import Stood
 from allranks.watch.trigger import Suspicion, Trigger
 from allranks.watch.verdict import Place, Verdict
 
@@ -28,6 +29,8 @@ ANSWER_S = 0.9
 """How long the hub waits for the other nodes' evidence."""
 QUIET_KINDS = ("numbers", "notes")
 """What is looked at without touching a rank: the job goes on, and nothing stands still."""
+ON_SCREEN_S = 30.0
+"""So long a verdict shown is not shown in full again, when the job ends of what it said."""
 QUIET_S = 600.0
 """The same verdict on the same ranks is not said twice within."""
 
@@ -54,11 +57,12 @@ class Watcher:
         self._asked: tuple[Suspicion, float] | None = None
         self._bundles: dict[int, dict[str, Any]] = {}
         self._said: dict[tuple[object, ...], float] = {}
+        self._shown = "", 0.0
         self._standing: Standing | None = None
         self._lost: set[int] = set()
         self._told_silent: set[str] = set()
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
-        self._samples = sampling.Samples()
+        self._samples, self._stood = sampling.Samples(), Stood()
         self._is_over = False
 
     def row(self) -> dict[str, Any]:
@@ -116,7 +120,8 @@ class Watcher:
         verdict = decide(evidence)
         if verdict is None:
             return None
-        said = Said(verdict, "stop")
+        is_shown = (verdict.head(), True) == (self._shown[0], time.monotonic() - self._shown[1] < ON_SCREEN_S)
+        said = Said(verdict, "stop", "the job has ended" if is_shown else "", is_on_screen=is_shown)
         self._write(said, evidence)
         return said
 
@@ -247,7 +252,11 @@ class Watcher:
             )
             self._standing = None
             return None
-        said = standing.due(now, self._job.on_hang, self._job.after_s)
+        rows = self._rows()
+        is_at_work = any(
+            rows[n].phase == "build" and rows[n].state == "R" for n in standing.watched if n in rows
+        )
+        said = standing.due(now, self._job.on_hang, self._job.after_s, is_at_work=is_at_work)
         if said is not None:
             self._is_over = said.action != "report"
             self._write(said, None)
@@ -262,7 +271,7 @@ class Watcher:
         verdict = decide(evidence)
         now = time.monotonic()
         case = Case(evidence)
-        if evidence.trigger == "dying" and all(r in case.victims for r in case.failed) and not case.finished:
+        if evidence.trigger == "dying" and case.is_end_to_come:
             return ()  # they lost a peer, whose end is to be heard of first
         if evidence.trigger != "lost" and any(e.failed and not e.by_us for e in self._exits.values()):
             return ()  # what that rank left is on its way, maybe from another node: the exit itself is told in a moment
@@ -312,6 +321,7 @@ class Watcher:
         if now - self._said.get(key, -QUIET_S) < QUIET_S:
             return False
         self._said[key] = now
+        self._shown = verdict.head(), now
         return True
 
     def _write(self, said: Said, evidence: Evidence | None) -> None:
@@ -363,6 +373,7 @@ class Watcher:
             with_models=True,
             sample_s=sample_s,
         )
+        taken = self._stood.mark(taken, time.monotonic())
         logs = {p.rank: p.log for p in job.ranks}
         return tuple(
             bundle.with_failure(r, logs[r.rank]) if is_dying(r) and r.rank in logs else r for r in taken

@@ -26,7 +26,7 @@ def find(case: Case) -> Verdict | None:
     if (
         len(models) < 2
         or not same_number
-        or not (said or in_build)
+        or not (said or in_build or _is_to_fail(case))
         or len({m.hash for m in models.values()}) < 2
     ):
         return None
@@ -47,6 +47,24 @@ def find(case: Case) -> Verdict | None:
         fix="build the same model on all ranks: same sizes, same layers, same requires_grad; nothing that depends on the rank or its data",
         can_go_on=False,
     )
+
+
+def _is_to_fail(case: Case) -> bool:
+    """Ranks construct DDP on the only group there is, and what it will compare is not the same: known before it has compared it."""
+    building = [
+        r.record.model.parameters
+        for r in case.evidence.ranks
+        if r.is_alive
+        and r.record is not None
+        and r.record.phase == "build"
+        and r.record.num_groups == 0
+        and r.record.model is not None
+        and r.record.model.parameters
+    ]
+    trained = {
+        tuple(p.split(" ", 1)[1] for p in parameters if p.endswith(" trained")) for parameters in building
+    }
+    return len(trained) > 1
 
 
 def first_difference(case: Case) -> str:

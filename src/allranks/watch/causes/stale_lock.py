@@ -20,7 +20,11 @@ def find(case: Case) -> Verdict | None:
     assert lock is not None
     if lock.owner_alive is None and lock.age_s < 30.0:
         return None
-    owner = f"its owner, process {lock.owner_pid}, is gone" if lock.owner_pid else "no process has it open"
+    owner = (
+        f"its owner, process {lock.owner_pid}, is gone"
+        if lock.owner_pid
+        else "no process of this host has it open"
+    )
     numbers = [r.rank for r in waiting]
     return case.verdict(
         CODE,
@@ -28,5 +32,8 @@ def find(case: Case) -> Verdict | None:
         f"{case.who(waiting)} {many(numbers, 'waits', 'wait')} for a lock file that a dead process left behind: {lock.path}",
         waiting,
         facts=[f"{lock.path} is {seconds(lock.age_s)} old; {owner}"],
-        fix=f"rm {lock.path}",
+        fix=f"rm {lock.path}"
+        if lock.owner_alive is False
+        else f"it is on a file system that other hosts share: if none of them builds it now, rm {lock.path}",
+        confidence="certain" if lock.owner_alive is False else "possible",
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from allranks.watch.apart import is_bound_for_build
 from allranks.watch.case import Case
 from allranks.watch.causes.models_differ import TORCH_SAYS
+from allranks.watch.evidence import Rank
 from allranks.watch.verdict import Verdict, ranks_text
 
 CODE, NAME = "AR286", "ddp-build-met-another-call"
@@ -14,6 +16,7 @@ def find(case: Case) -> Verdict | None:
     building = said or [
         r for r in case.evidence.ranks if r.rank in case.waits and case.waits[r.rank].kind == "build"
     ]
+    building = building or _bound_for_build(case)
     other = [
         r
         for r in case.evidence.ranks
@@ -47,3 +50,22 @@ def find(case: Case) -> Verdict | None:
         fix="let all ranks come to both in the same order: the call first, then DDP(...), on every rank",
         can_go_on=False,
     )
+
+
+def _bound_for_build(case: Case) -> list[Rank]:
+    """Ranks at the beginning of DDP's construction, before its first collective, which is to be the one that others are already in."""
+    calls = [
+        (w.seq - 1, r.record.model.number if r.record.model else 0)
+        for n, w in case.waits.items()
+        if w.call is not None and not w.call.members and (r := case.evidence.rank(n)) is not None and r.record
+    ]
+    return [
+        r
+        for r in case.evidence.ranks
+        if (c := r.record) is not None
+        and r.is_alive
+        and is_bound_for_build(c.phase, c.phase_s, c.tick_s, c.num_groups)
+        and any(
+            0 <= c.group_seq <= seq and c.model is not None and built < c.model.number for seq, built in calls
+        )
+    ]

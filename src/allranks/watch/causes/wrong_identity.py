@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from allranks.watch.case import Case
+from allranks.watch.store import meeting_point
 from allranks.watch.verdict import Verdict, ranks_text
 
 CODE, NAME = "AR302", "duplicate-rank"
@@ -18,8 +19,9 @@ def find(case: Case) -> Verdict | None:
         for r in case.evidence.ranks
         if r.record and r.record.said_rank >= 0
     }
-    if len(said) < 2:
-        return None
+    places = {at for r in case.evidence.ranks if r.rank in said and (at := meeting_point(r))}
+    if len(said) < 2 or len({at.rsplit(":", 1)[-1] for at in places}) > 1:
+        return None  # those who meet at different places have nothing to agree about
     twice = [n for n, count in Counter(rank for rank, _ in said.values()).items() if count > 1]
     sizes = sorted({size for _, size in said.values()})
     if twice:

@@ -52,6 +52,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "a checkpoint written by several ranks": ("one_path",),
     "accumulation: the rest of a pass thrown away": ("left_over",),
     "gathers and means that cannot be right": ("one_tensor", "floored_mean", "own_entry"),
+    "a number of one rank logged as the job's": ("own_loss_logged", "own_share_logged"),
 }
 
 

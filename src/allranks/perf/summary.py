@@ -1,9 +1,10 @@
-"""What is said of a run's time when it ends? A few lines: the step, where it goes, and what is worth changing."""
+"""What is said of a run when it ends? A few lines: the step, where its time goes, what is worth changing, and which numbers to doubt."""
 
 from __future__ import annotations
 
 from allranks.perf.breakdown import PARTS, RankParts, breakdown
 from allranks.perf.causes import MIN_S, MIN_STEPS, find_causes
+from allranks.perf.own_values import find_remarks
 from allranks.perf.values import History, ms
 from allranks.perf.view import View
 
@@ -15,7 +16,20 @@ WORTH = 0.05
 
 
 def summary(history: History) -> list[str]:
-    """The lines; none for a run that was too short to say anything of it."""
+    """The lines; of a run that was too short to say where its time went, only the remarks."""
+    return [*_where_time_went(history), *_remarks(history)]
+
+
+def _remarks(history: History) -> list[str]:
+    """Each with its first line of code, where there is one."""
+    return [
+        line
+        for one in find_remarks(history)
+        for line in (f"{one.code} {one.title}", f"  why: {one.facts[0]}", f"  do: {one.fix}")
+    ]
+
+
+def _where_time_went(history: History) -> list[str]:
     found = breakdown(history)
     view = View(history, found)
     if view.steps < MIN_STEPS or view.seconds < MIN_S:

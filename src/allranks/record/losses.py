@@ -9,6 +9,7 @@ what backward is called on counts.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
@@ -20,7 +21,13 @@ KIND = "not_finite"
 EVERY, EIGHTH, NEVER = 0, 7, -1
 mask = EVERY
 """A step is looked at where `step & mask` is 0: all of its losses."""
+follow: Callable[[float | None], None] | None = None
+"""Is told every loss, also of quick steps, while logged.py compares them with what the script logs."""
 _looked = _before = 0  # the last steps that were looked at, 1 = the first
+FIRST_NOTED, NOTED_TIMES, MOST_NOTED = 9, 8, 8 * 8 * 8 * 8
+"""Steps 9, 65, 513 and 4097, which every rank looks at: their losses are noted, for perf/own_values.py to compare."""
+NEVER_NOTED = 1 << 62
+_to_note = FIRST_NOTED
 
 
 def look(args: tuple[Any, ...], line: int) -> None:
@@ -41,7 +48,7 @@ def look(args: tuple[Any, ...], line: int) -> None:
     except Exception:  # noqa: BLE001 - several losses, or a tensor without a value: nothing to look at
         return
     if mask != NEVER:
-        mask = EIGHTH if states.is_quick else EVERY
+        mask = EIGHTH if states.is_quick and follow is None else EVERY
 
 
 def _note_origin(loss: Any) -> None:
@@ -57,6 +64,10 @@ def _note_origin(loss: Any) -> None:
 def _judge(value: Any, step: int, line: int) -> None:
     global mask, _looked, _before
     _writer.loss = value
+    if follow is not None:
+        follow(value)
+    if step >= _to_note:
+        _note(value, step)
     if step != _looked:
         _before, _looked = _looked, step
     if value - value == 0 or mask == NEVER:
@@ -67,6 +78,15 @@ def _judge(value: Any, step: int, line: int) -> None:
     words[base + at.N_KIND], words[base + at.N_LINE] = kind, line >> 8
     words[base + at.N_NS], words[base + at.N_SOUND] = monotonic_ns(), _before
     words[base + at.N_STEP] = step
+
+
+def _note(value: Any, step: int) -> None:
+    """The first loss of a step that is compared between ranks."""
+    global _to_note
+    if step == _to_note and value - value == 0 and _writer.words[at.W_WORLD_SIZE] > 1:
+        notes.note("loss", step=step, value=value)
+    while _to_note <= step:
+        _to_note = (_to_note - 1) * NOTED_TIMES + 1 if _to_note < MOST_NOTED else NEVER_NOTED
 
 
 _on_its_way: tuple[int, int] | None = None  # step and line of the loss whose value is being copied
@@ -84,6 +104,8 @@ def _look_later(loss: Any, line: int) -> None:
     value, event = _room
     if _on_its_way is not None:
         if not event.query():
+            if follow is not None:
+                follow(None)
             return
         _judge(value.item(), *_on_its_way)
         if mask == NEVER:
@@ -93,9 +115,17 @@ def _look_later(loss: Any, line: int) -> None:
     _on_its_way = _writer.step + 1, line
 
 
+def settle() -> None:
+    """Look at the loss that was copied from a GPU, if it is there."""
+    global _on_its_way
+    if _on_its_way is not None and _room is not None and _room[1].query():
+        where, _on_its_way = _on_its_way, None
+        _judge(_room[0].item(), *where)
+
+
 def _after_fork() -> None:
-    global mask, _looked, _before, _on_its_way, _room
-    mask, _looked, _before, _on_its_way, _room = EVERY, 0, 0, None, None
+    global mask, _looked, _before, _on_its_way, _room, _to_note
+    mask, _looked, _before, _on_its_way, _room, _to_note = EVERY, 0, 0, None, None, FIRST_NOTED
 
 
 process.AFTER_FORK.append(_after_fork)

@@ -1,4 +1,4 @@
-"""Which calls of torch are marked? One function per module of torch, called right after that module was imported.
+"""Which calls of torch, and of loggers, are marked? One function per module, called right after that module was imported.
 
 A mark never changes what a call does, takes or returns; if it cannot be made, it is left out (compat.step_aside).
 """
@@ -10,6 +10,7 @@ from types import ModuleType
 from allranks.record import (
     compat,
     files,
+    logged,
     probe_collectives,
     probe_loaders,
     probe_training,
@@ -45,6 +46,11 @@ MARKS = {
     "torch.utils.data._utils.fetch": probe_loaders.mark_fetching,
     "torchdata.stateful_dataloader.stateful_dataloader": probe_loaders.mark_stateful_loaders,
     "torchdata.stateful_dataloader.worker": probe_loaders.mark_workers,
+    "torch.utils.tensorboard.writer": logged.mark_tensorboard,
+    "tensorboardX.writer": logged.mark_tensorboard,
+    "wandb.sdk.wandb_run": logged.mark_wandb,
+    "mlflow.tracking.fluent": logged.mark_mlflow,
+    "allranks.metrics.sinks": logged.mark_run_log,
 }
 
 

@@ -57,7 +57,7 @@ def before_torch():
     return process.WRITER.leave
 
 
-# The modules of torch whose calls are marked, in probe.MARKS; here by name, so that nothing is imported for them.
+# The modules of torch and of loggers whose calls are marked, in probe.MARKS; here by name, so that nothing is imported for them.
 _MARKED = (
     "torch",
     "torch.autograd",
@@ -73,6 +73,11 @@ _MARKED = (
     "torch.utils.data._utils.fetch",
     "torchdata.stateful_dataloader.stateful_dataloader",
     "torchdata.stateful_dataloader.worker",
+    "torch.utils.tensorboard.writer",
+    "tensorboardX.writer",
+    "wandb.sdk.wandb_run",
+    "mlflow.tracking.fluent",
+    "allranks.metrics.sinks",
 )
 
 

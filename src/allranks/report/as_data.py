@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from allranks.perf.breakdown import PARTS, RankParts
+from allranks.perf.view import Cause
 from allranks.report import plots, words
 from allranks.report.making import Report, Times
 
@@ -84,6 +85,7 @@ def _times(times: Times) -> dict[str, Any]:
         "came_last": came_last(times),
         "straggler": dataclasses.asdict(times.straggler) if times.straggler else None,
         "causes": [dataclasses.asdict(cause) for cause in times.causes],
+        "remarks": [_remark(remark) for remark in times.remarks],
     }
 
 
@@ -97,6 +99,11 @@ def _rank(parts: RankParts) -> dict[str, Any]:
         "parts_s": {part: parts.per_step(part) for part in PARTS},
         "is_exchange_known": parts.is_exchange_known,
     }
+
+
+def _remark(remark: Cause) -> dict[str, Any]:
+    costs = ("costs_s", "share")
+    return {key: value for key, value in dataclasses.asdict(remark).items() if key not in costs}
 
 
 def came_last(times: Times) -> dict[str, int]:

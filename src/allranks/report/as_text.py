@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from allranks.perf.breakdown import PARTS
+from allranks.perf.view import Cause
 from allranks.report import plots, words
 from allranks.report.making import Report, Times
 
@@ -124,10 +126,15 @@ def _times(times: Times, console: Console) -> None:
 
 
 def _causes(times: Times, console: Console) -> None:
-    if not times.causes:
+    _found("what makes it slower than it need be", times.causes, console)
+    _found("numbers to doubt", times.remarks, console)
+
+
+def _found(title: str, causes: Sequence[Cause], console: Console) -> None:
+    if not causes:
         return
-    console.print("\nwhat makes it slower than it need be", style="bold")
-    for cause in times.causes:
+    console.print(f"\n{title}", style="bold")
+    for cause in causes:
         console.print(_text(f"  {cause.code} {cause.title}", style="yellow"))
         rows = [("  why", fact) for fact in cause.facts[:1]] + [("     ", fact) for fact in cause.facts[1:4]]
         _rows(console, [*rows, ("  do", cause.fix), ("  more", f"allranks explain {cause.code}")])

@@ -11,6 +11,7 @@ from allranks.core.errors import UsageError
 from allranks.perf.breakdown import Breakdown, RankParts, over_time
 from allranks.perf.causes import Cause, find_causes
 from allranks.perf.history import NoHistory, read_history
+from allranks.perf.own_values import find_remarks
 from allranks.perf.straggler import Straggler
 from allranks.perf.values import History
 from allranks.perf.view import View
@@ -31,6 +32,8 @@ class Times:
     straggler: Straggler | None = None
     causes: tuple[Cause, ...] = ()
     """What makes it slow, the dearest first."""
+    remarks: tuple[Cause, ...] = ()
+    """Numbers to doubt: nothing that stops a run, or costs time."""
 
     @cached_property
     def pieces(self) -> dict[int, list[RankParts]]:
@@ -89,7 +92,8 @@ def _times(path: Path, attempt: int | None, pinned: Sequence[int]) -> tuple[Time
     if not any(rank.samples for rank in history.ranks):
         return None, "the timeline has no sample: the run ended before its first"
     view = View(history)
-    return Times(history, view.found, view.straggler, tuple(find_causes(view))), ""
+    causes, remarks = tuple(find_causes(view)), tuple(find_remarks(history))
+    return Times(history, view.found, view.straggler, causes, remarks), ""
 
 
 def _missing(facts: Facts, times: Times | None, why: str) -> list[str]:

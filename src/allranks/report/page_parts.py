@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from allranks.perf.view import Cause
 from allranks.report import words
 from allranks.report.facts import Told
 from allranks.report.making import Report, Times
@@ -87,6 +88,7 @@ def knowing(report: Report) -> Html:
         out.append(tag("p", f"and {len(facts.verdicts) - MOST_VERDICTS} more in diagnosis/"))
     if report.times is not None:
         out += _slow(report.times) if report.times.parts.ranks else []
+        out += [_finding(remark) for remark in report.times.remarks]
         starting = words.starting_text(report.times)
         said = [text for text in (starting, words.first_step_text(report.times)) if text]
         out += [tag("p", text[0].upper() + text[1:] + ".") for text in said]
@@ -104,18 +106,19 @@ def _slow(times: Times) -> list[Html]:
     if straggler := words.straggler_text(times):
         text = straggler[0].upper() + straggler[1:] + "."
         out.append(tag("p", tag("strong", text) if times.straggler else text))
-    for cause in times.causes:
-        facts = [[tag("dt", "why" if k == 0 else ""), tag("dd", fact)] for k, fact in enumerate(cause.facts)]
-        fixes = [[tag("dt", "do"), tag("dd", cause.fix)]] if cause.fix else []
-        out.append(
-            tag(
-                "div",
-                tag("p", tag("span", cause.code, class_="code"), f" {cause.title}", class_="head"),
-                tag("dl", facts, fixes) if facts or fixes else None,
-                class_="finding neutral",
-            )
-        )
-    return out
+    return [*out, *(_finding(cause) for cause in times.causes)]
+
+
+def _finding(cause: Cause) -> Html:
+    """What is slow, or to be doubted, and what to change."""
+    facts = [[tag("dt", "why" if k == 0 else ""), tag("dd", fact)] for k, fact in enumerate(cause.facts)]
+    fixes = [[tag("dt", "do"), tag("dd", cause.fix)]] if cause.fix else []
+    return tag(
+        "div",
+        tag("p", tag("span", cause.code, class_="code"), f" {cause.title}", class_="head"),
+        tag("dl", facts, fixes) if facts or fixes else None,
+        class_="finding neutral",
+    )
 
 
 def _verdict(told: Told) -> Html:

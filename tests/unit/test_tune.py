@@ -161,6 +161,66 @@ def test_search_when_the_start_fails_then_nothing_else_is_tried() -> None:
     assert "KeyError" in words.report(Script("train.py"), found, 1.0)
 
 
+def test_search_when_the_start_does_not_fit_into_memory_then_the_largest_micro_batch_that_does() -> None:
+    tried: list[dict[str, Any]] = []
+
+    def measure(settings: dict[str, Any], _: float) -> Measured:
+        tried.append(settings)
+        if settings.get("micro_batch_size", 32) > 11:
+            return Measured(
+                settings, 0.0, failure="ended with exit code 1:\ntorch.OutOfMemoryError: CUDA out of memory"
+            )
+        return Measured(settings, 10.0 - abs(8 - settings["micro_batch_size"]) / 50)
+
+    knobs = [Knob("micro_batch_size", (4, 8, 11, 16, 32), 32), Knob("threads", (1, 2), 1)]
+    found = Search(knobs, measure, budget_s=600, clock=lambda: 0.0).run()
+    assert tried[:3] == [{}, {"micro_batch_size": 16}, {"micro_batch_size": 11}]
+    assert found.best.settings == {"micro_batch_size": 11} and not found.best.failure
+    text = words.report(Script("train.py"), found, 9.0)
+    assert "as it is it does not run" in text and "--set micro_batch_size=11" in text
+
+
+def test_search_when_a_bad_moment_hid_the_best_then_a_second_look_finds_it() -> None:
+    looks: dict[int, int] = {}
+
+    def measure(settings: dict[str, Any], _: float) -> Measured:
+        threads = settings.get("threads", 1)
+        looks[threads] = looks.get(threads, 0) + 1
+        true = {1: 10.0, 2: 11.0}[threads]
+        return Measured(settings, 10.1 if (threads, looks[threads]) == (2, 1) else true, 0.03)
+
+    found = Search([Knob("threads", (1, 2), 1)], measure, budget_s=600, clock=lambda: 0.0).run()
+    assert looks[2] > 1 and found.best.settings == {"threads": 2}
+
+
+def test_search_when_one_step_changes_nothing_then_the_next_is_tried_too() -> None:
+    rates = {1: 10.0, 2: 10.1, 4: 12.0, 8: 12.05, 16: 12.1, 32: 20.0}
+    knobs = [Knob("num_workers", tuple(rates), 1)]
+    tried: list[int] = []
+
+    def measure(settings: dict[str, Any], _: float) -> Measured:
+        tried.append(settings.get("num_workers", 1))
+        return Measured(settings, rates[tried[-1]])
+
+    found = Search(knobs, measure, budget_s=600, clock=lambda: 0.0).run()
+    assert found.best.settings == {"num_workers": 4} and 32 not in tried and 16 in tried
+
+
+def test_search_when_there_are_no_workers_then_how_far_they_read_ahead_is_not_tried() -> None:
+    tried: list[dict[str, Any]] = []
+
+    def measure(settings: dict[str, Any], _: float) -> Measured:
+        tried.append(settings)
+        return Measured(settings, 10.0)
+
+    knobs = [
+        Knob("num_workers", (0, 1), 0),
+        Knob("prefetch_factor", (1, 2, 4), 2, needs="num_workers"),
+    ]
+    Search(knobs, measure, budget_s=600, clock=lambda: 0.0).run()
+    assert not any("prefetch_factor" in settings for settings in tried)
+
+
 def test_report_when_something_pays_then_the_command_line_has_it() -> None:
     found = World().search().run()
     script = Script("train.py", ("--lr", "0.1"), nproc=2)
@@ -174,19 +234,39 @@ def test_report_when_something_pays_then_the_command_line_has_it() -> None:
 
 def test_knobs_when_values_are_given_then_those_are_tried() -> None:
     values = {"num_workers": (16, 1)}
-    (knob,) = knobs_for(Machine(2, 2), {"num_workers": 1}, only=("num_workers",), values=values)
+    (knob,) = knobs_for(Machine(2, 2), {"num_workers": 1}, only=("num_workers",), values=values).turned
     assert knob.values == (1, 16)
+
+
+@pytest.mark.parametrize(("nproc", "free_mb", "most"), [(2, 64_000, 64), (8, 640_000, 32), (2, 4_000, 4)])
+def test_knobs_when_workers_wait_for_a_disk_then_doubled_beyond_the_cores_but_not_the_memory(
+    nproc: int, free_mb: int, most: int
+) -> None:
+    (knob,) = knobs_for(Machine(2, nproc, free_mb=free_mb), {"num_workers": 1}, only=("num_workers",)).turned
+    assert knob.values[:4] == (0, 1, 2, 4) and knob.values[-1] == most
 
 
 def test_knobs_when_the_script_has_no_allranks_then_only_the_launchers() -> None:
     machine = Machine(8, 2)
-    assert {k.name for k in knobs_for(machine, {})} == {"threads", "bind_cores"}
+    assert {k.name for k in knobs_for(machine, {}).turned} == {"threads", "bind_cores"}
     in_effect = {"num_workers": 1, "rank_batch_size": 12, "accumulation_steps": 1, "precision": "fp32"}
-    found = {k.name: k for k in knobs_for(machine, in_effect)}
-    assert set(found) == {"threads", "bind_cores", "num_workers", "micro_batch_size"}
+    knobs = knobs_for(machine, in_effect)
+    found = {k.name: k for k in knobs.turned}
+    assert set(found) == {"threads", "bind_cores", "num_workers", "prefetch_factor", "micro_batch_size"}
     assert found["micro_batch_size"].start == 12 and {3, 4, 6, 12} <= set(found["micro_batch_size"].values)
+    assert [k.name for k in knobs.left] == ["precision"]
     allowed = knobs_for(machine, in_effect, may_change_results=True)
-    assert "precision" in {k.name for k in allowed}
+    assert "precision" in {k.name for k in allowed.turned} and not allowed.left
+
+
+def test_knobs_when_the_model_has_batch_norm_then_its_micro_batches_are_only_told() -> None:
+    in_effect = {"rank_batch_size": 12, "has_batch_norm": True, "has_convolutions": True}
+    knobs = knobs_for(Machine(8, 2), in_effect)
+    assert [k.name for k in knobs.left] == ["micro_batch_size"]
+    assert "channels_last" in {k.name for k in knobs.turned}
+    found = Search([], lambda s, _: Measured(s, 10.0), budget_s=9, clock=lambda: 0.0).run()
+    text = words.report(Script("train.py"), found, 1.0, knobs.left)
+    assert "micro_batch_size (batch norm normalises over other samples)" in text
 
 
 @pytest.mark.parametrize(("sync_every", "expected"), [(1, {"bucket_cap_mb", "compress"}), (16, set[str]())])
@@ -194,7 +274,7 @@ def test_knobs_when_ranks_send_no_gradients_then_not_how_to_send_them(
     sync_every: int, expected: set[str]
 ) -> None:
     in_effect = {"bucket_cap_mb": None, "compress": "none", "sync_every": sync_every}
-    found = {k.name for k in knobs_for(Machine(8, 2), in_effect, may_change_results=True)}
+    found = {k.name for k in knobs_for(Machine(8, 2), in_effect, may_change_results=True).turned}
     assert found & {"bucket_cap_mb", "compress"} == expected
 
 
@@ -241,4 +321,25 @@ def test_counted_when_steps_are_even_then_their_rate_and_little_spread() -> None
     rate, spread = counted.figure()
     assert rate == pytest.approx(100.0) and spread < 1e-6
     assert counted.is_enough(2.0, 0.0) and not counted.is_cut_short
+    assert not Counted().is_enough(0.0, 200.0)
     assert counted.is_enough(4.0, 200.0) and counted.is_cut_short
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_counted_when_workers_deliver_in_bunches_then_the_rate_is_that_of_all(workers: int) -> None:
+    """Batches of all workers come together, every 80 ms: the median interval is that within a bunch."""
+    counted = Counted()
+    counted.ends = {
+        k: 0.08 * (k // workers) + 1e-4 * (k % workers) for k in range(WARM_UP_UPDATES, 12 * workers)
+    }
+    rate, _ = counted.figure()
+    assert rate == pytest.approx(workers / 0.08, rel=0.05)
+
+
+def test_counted_when_updates_are_few_then_it_looks_longer_and_is_less_sure() -> None:
+    counted = Counted()
+    counted.ends = {5: 0.0, 6: 3.0}
+    assert not counted.is_enough(2.0, 0.0) and not counted.is_enough(2.0, 99.0)
+    assert counted.is_enough(0.5, 0.0)
+    rate, spread = counted.figure()
+    assert rate == pytest.approx(1 / 3) and 0.02 < spread < 0.5

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from allranks.tune.knobs import Machine
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 """What stands behind the script is the script's."""
@@ -35,8 +40,13 @@ def command(
         ),
     ] = None,
     without: Annotated[str, typer.Option(help="Settings to leave alone, with commas.")] = "",
-    allow_rounding: Annotated[
-        bool, typer.Option("--allow-rounding", help="Also try what rounds differently: precision, compress.")
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes",
+            "--allow-rounding",
+            help="Also try what changes the training: precision, compress, micro-batches of a model with batch norm.",
+        ),
     ] = False,
     launch: Annotated[str, typer.Option(help="More flags for allranks run, such as '-m'.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (allranks-tune/1).")] = False,
@@ -49,10 +59,8 @@ def command(
 
     Example: allranks tune --nproc 2 --minutes 5 train.py --lr 0.1
     """
-    from allranks.core.cores import usable_cores
-    from allranks.run import devices
     from allranks.tune import words
-    from allranks.tune.knobs import Machine, knobs_for
+    from allranks.tune.knobs import knobs_for
     from allranks.tune.search import Search
     from allranks.tune.trial import Script, Trials
 
@@ -62,28 +70,25 @@ def command(
     if not Path(script).is_file() and "-m" not in options and "--module" not in options:
         raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
     tried = Script(script, tuple(args or ()), nproc, options)
-    trials = Trials(tried, measure_s=seconds)
     began = time.monotonic()
+    trials = Trials(tried, measure_s=seconds, ends_at=began + 60 * minutes)
 
     def say(text: str) -> None:
         print(f"[allranks {time.monotonic() - began:4.0f} s] {text}", file=sys.stderr, flush=True)
 
     start = trials({}, 0.0)
     say(words.trial_line(start, None))
-    num_gpus = devices.find({}).num_gpus
-    has_compiler = num_gpus > 0 or bool(shutil.which("g++") or shutil.which("clang++"))
-    machine = Machine(usable_cores(), nproc, num_gpus, has_compiler)
     knobs = knobs_for(
-        machine,
+        _machine(nproc),
         trials.in_effect,
         only=names[0],
         without=names[1],
-        may_change_results=allow_rounding,
+        may_change_results=allow_changes,
         values=wanted,
     )
-    say(f"turning {', '.join(k.name for k in knobs) or 'nothing: there is nothing to turn here'}")
+    say(f"turning {', '.join(k.name for k in knobs.turned) or 'nothing: there is nothing to turn here'}")
     search = Search(
-        knobs,
+        knobs.turned,
         trials,
         budget_s=60 * minutes - (time.monotonic() - began),
         clock=time.monotonic,
@@ -91,11 +96,26 @@ def command(
     )
     found = search.run(start)
     took = time.monotonic() - began
-    data = words.as_json(tried, found, took)
+    data = words.as_json(tried, found, took, knobs.left)
     if out is not None:
         out.write_text(json.dumps(data, indent=2) + "\n")
-    print(json.dumps(data, indent=2) if as_json else words.report(tried, found, took))
-    raise typer.Exit(3 if found.start.failure else 0)
+    print(json.dumps(data, indent=2) if as_json else words.report(tried, found, took, knobs.left))
+    raise typer.Exit(3 if found.best.failure else 0)
+
+
+def _machine(nproc: int) -> Machine:
+    """This one."""
+    from allranks.core.cores import usable_cores
+    from allranks.run import devices
+    from allranks.tune.knobs import Machine
+
+    num_gpus = devices.find({}).num_gpus
+    has_compiler = num_gpus > 0 or bool(shutil.which("g++") or shutil.which("clang++"))
+    free_mb = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    with suppress(OSError, StopIteration):  # what the kernel would give up for it counts, too
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free_mb = next(int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:"))
+    return Machine(usable_cores(), nproc, num_gpus, has_compiler, free_mb)
 
 
 def _names(text: str, option: str) -> tuple[str, ...]:

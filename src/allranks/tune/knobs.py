@@ -9,6 +9,10 @@ from typing import Any
 
 from allranks.core.overrides import SETTINGS
 
+_WORKERS_OF_RANK, _WORKERS_OF_HOST = 64, 256
+_WORKER_MB = 150  # what a loader worker has for itself, of a script with torch and some data
+_BATCH_NORM = "batch norm normalises over other samples"
+
 
 @dataclass(frozen=True, slots=True)
 class Knob:
@@ -19,11 +23,15 @@ class Knob:
     start: Any
     """What is in effect without us; may be None where the library chooses by itself."""
     is_ordered: bool = True
+    changes_here: str = ""
+    """What it changes in the training of this script, which it does not of every one."""
+    needs: str = ""
+    """Another setting, without which (0) this one does nothing."""
 
     @property
     def changes(self) -> str:
         """What it changes in the training; "" for nothing but the order of sums."""
-        return SETTINGS[self.name].changes
+        return SETTINGS[self.name].changes or self.changes_here
 
     def neighbours(self, value: Any) -> tuple[tuple[Any, ...], ...]:
         """Directions to try from a value, each the values that lie there, nearest first."""
@@ -46,6 +54,16 @@ class Machine:
     nproc: int
     num_gpus: int = 0
     has_compiler: bool = False
+    free_mb: int = 1 << 20
+    """Memory that is left for loader workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What is turned, and what would be if the user allowed what it changes."""
+
+    turned: list[Knob]
+    left: list[Knob]
 
 
 def knobs_for(
@@ -56,7 +74,7 @@ def knobs_for(
     without: Sequence[str] = (),
     may_change_results: bool = False,
     values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-) -> list[Knob]:
+) -> Knobs:
     """The knobs of a script, most promising first.
 
     Args:
@@ -64,37 +82,51 @@ def knobs_for(
         in_effect: What the script has now (a trial says it); a script without allranks has only the launcher's.
         only: Names to turn; all if none are given.
         without: Names to leave alone.
-        may_change_results: Also what rounds differently (precision, compress).
+        may_change_results: Also what rounds differently (precision, compress), or gives batch norm other samples (micro-batches).
         values: To try of these settings, in place of the usual ones.
     """
-    share = max(1, machine.num_cores // machine.nproc)
     found = [
-        Knob("num_workers", _doubling(0, max(8, min(32, 2 * share))), in_effect.get("num_workers")),
+        replace(k, values=tuple(sorted(values[k.name]))) if k.name in values else k
+        for k in _all(machine, in_effect)
+    ]
+    wanted = [k for k in found if k.name not in without and (not only or k.name in only)]
+    wanted = [k for k in wanted if _applies(k, machine, in_effect)]
+    left = [k for k in wanted if k.changes and not (may_change_results or k.name in only)]
+    return Knobs([k for k in wanted if k not in left], left)
+
+
+def _all(machine: Machine, in_effect: Mapping[str, Any]) -> list[Knob]:
+    share = max(1, machine.num_cores // machine.nproc)
+    parts = _BATCH_NORM if in_effect.get("has_batch_norm") else ""
+    precisions = ("fp32", "bf16", "fp16") if machine.num_gpus else ("fp32", "bf16")
+    return [
+        Knob("num_workers", _doubling(0, _most_workers(machine)), in_effect.get("num_workers")),
         Knob("threads", _doubling(1, machine.num_cores), in_effect.get("threads") or share),
-        Knob("micro_batch_size", _micro_batches(in_effect), _micro_batch(in_effect)),
+        Knob("micro_batch_size", _micro_batches(in_effect), _micro_batch(in_effect), changes_here=parts),
         Knob("channels_last", (False, True), in_effect.get("channels_last", False), is_ordered=False),
         Knob("bucket_cap_mb", (1.0, 5.0, 25.0, 100.0), in_effect.get("bucket_cap_mb") or 25.0),
-        Knob("prefetch_factor", (1, 2, 4, 8), in_effect.get("prefetch_factor") or 2),
+        Knob("prefetch_factor", (1, 2, 4, 8), in_effect.get("prefetch_factor") or 2, needs="num_workers"),
         Knob("bind_cores", (False, True), False, is_ordered=False),
-        Knob("precision", ("fp32", "bf16"), in_effect.get("precision", "fp32"), is_ordered=False),
+        Knob("precision", precisions, in_effect.get("precision", "fp32"), is_ordered=False),
         Knob("compress", ("none", "bf16"), in_effect.get("compress", "none"), is_ordered=False),
         Knob("compile", (False, True), in_effect.get("compile", False), is_ordered=False),
     ]
-    found = [replace(k, values=tuple(sorted(values[k.name]))) if k.name in values else k for k in found]
-    return [
-        k for k in found if _applies(k, machine, in_effect) and _wanted(k, only, without, may_change_results)
-    ]
 
 
-def _wanted(knob: Knob, only: Sequence[str], without: Sequence[str], may_change_results: bool) -> bool:
-    if knob.name in without or (only and knob.name not in only):
-        return False
-    return not knob.changes or may_change_results or knob.name in only
+def _most_workers(machine: Machine) -> int:
+    """Of a rank. Workers that wait for a disk or a network need no core: doubling goes on while it pays, and memory lasts."""
+    each = machine.free_mb // 2 // _WORKER_MB // machine.nproc
+    most = max(2, min(_WORKERS_OF_RANK, _WORKERS_OF_HOST // machine.nproc, each))
+    return 1 << (most.bit_length() - 1)
 
 
 def _applies(knob: Knob, machine: Machine, in_effect: Mapping[str, Any]) -> bool:
     if SETTINGS[knob.name].where == "the launcher":
         return machine.num_gpus == 0 and machine.num_cores > 1
+    if knob.name == "prefetch_factor":
+        return "num_workers" in in_effect  # read by workers, which there may be later
+    if knob.name == "channels_last":
+        return bool(in_effect.get("has_convolutions"))
     if knob.name not in in_effect and knob.name != "micro_batch_size":
         return False  # the script never asks for it
     if knob.name == "compile":

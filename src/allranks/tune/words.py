@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from allranks.core.overrides import SETTINGS
-from allranks.tune.search import MIN_GAIN, Found, Measured
+from allranks.tune.knobs import Knob
+from allranks.tune.search import MIN_GAIN, Found, Measured, Worth
 from allranks.tune.trial import Script
 
 FORMAT = "allranks-tune/1"
@@ -35,28 +37,19 @@ def command_line(script: Script, settings: dict[str, Any]) -> str:
     )
 
 
-def report(script: Script, found: Found, seconds: float) -> str:
+def left_line(left: Sequence[Knob]) -> str:
+    """What was not turned, since it changes the training; "" for nothing."""
+    told = ", ".join(f"{knob.name} ({knob.changes})" for knob in left)
+    return f"not tried without --allow-changes: {told}" if told else ""
+
+
+def report(script: Script, found: Found, seconds: float, left: Sequence[Knob] = ()) -> str:
     """The end of a search, for people."""
     start, best = found.start, found.best
-    if start.failure:
-        return f"the script as it is could not be measured:\n{start.failure}"
-    took = f"{found.trials} trials in {seconds / 60:.1f} minutes"
-    if not found.kept:
-        lines = [
-            f"nothing found that is more than {100 * MIN_GAIN:.0f} % quicker than {_rate(start)} as it is; {took}"
-        ]
-    else:
-        lines = [
-            f"x {found.gain:.2f}: {_rate(best)}, {_rate(start)} as it is; {took}",
-            "",
-            "what pays, each by what is lost without it:",
-        ]
-        for worth in found.kept:
-            gain = f"x {worth.gain:.2f}" if worth.gain is not None else "not measured alone"
-            note = f"; changes the training: {worth.changes}" if worth.changes else ""
-            lines.append(
-                f"  {worth.name:18} {_value(worth.before):>8} -> {_value(worth.value):8} {gain}{note}"
-            )
+    if best.failure:
+        hint = f"\n{left_line(left)}" if left else ""
+        return f"the script as it is could not be measured:\n{start.failure}{hint}"
+    lines = [*_headline(found, seconds), *map(_worth, found.kept)]
     if found.did_not_pay:
         lines += ["", "what does not:"]
         lines += [f"  {name:18} {_value(value):>8}    x {ratio:.2f}" for name, value, ratio in _once(found)]
@@ -64,12 +57,33 @@ def report(script: Script, found: Found, seconds: float) -> str:
         lines += ["", f"failed: {'; '.join(names)}", *(f"  | {line}" for line in failure.splitlines())]
     if not found.is_complete:
         lines += ["", "the time was up before every setting had its turn: --minutes gives more"]
+    if left:
+        lines += ["", left_line(left)]
     if found.kept:
         lines += ["", "use it:", f"  {command_line(script, best.settings)}", *_in_code(best.settings)]
     return "\n".join(lines)
 
 
-def as_json(script: Script, found: Found, seconds: float) -> dict[str, Any]:
+def _headline(found: Found, seconds: float) -> list[str]:
+    start, best = found.start, found.best
+    took = f"{found.trials} trials in {seconds / 60:.1f} minutes"
+    if not found.kept:
+        sure = f"more than {100 * MIN_GAIN:.0f} % quicker than {_rate(start)} as it is"
+        return [f"nothing found that is {sure}; {took}"]
+    pays = ["", "what pays, each by what is lost without it:"]
+    if start.failure:
+        lines = ["as it is it does not run:", *(f"  | {line}" for line in start.failure.splitlines())]
+        return [*lines, "", f"{_rate(best)} with what was found; {took}", *pays]
+    return [f"x {found.gain:.2f}: {_rate(best)}, {_rate(start)} as it is; {took}", *pays]
+
+
+def _worth(worth: Worth) -> str:
+    gain = f"x {worth.gain:.2f}" if worth.gain is not None else "not measured alone"
+    note = f"; changes the training: {worth.changes}" if worth.changes else ""
+    return f"  {worth.name:18} {_value(worth.before):>8} -> {_value(worth.value):8} {gain}{note}"
+
+
+def as_json(script: Script, found: Found, seconds: float, left: Sequence[Knob] = ()) -> dict[str, Any]:
     """The end of a search, as data; rates in updates per second."""
     return {
         "format": FORMAT,
@@ -87,6 +101,7 @@ def as_json(script: Script, found: Found, seconds: float) -> dict[str, Any]:
             for w in found.kept
         ],
         "did_not_pay": [{"name": n, "value": v, "ratio": r} for n, v, r in _once(found)],
+        "not_tried": [{"name": knob.name, "changes": knob.changes} for knob in left],
         "failed": [{"settings": m.settings, "failure": m.failure} for m in found.failed],
         "command": command_line(script, found.best.settings),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,15 +23,28 @@ WIDE = ("0.weight float32 [17, 16] trained", "0.bias float32 [17] trained")
 NARROW = ("0.weight float32 [16, 16] trained", "0.bias float32 [16] trained")
 
 
-def build(rank: int, **more: object) -> Row:
+def build(rank: int, **more: Any) -> Row:
     """A rank that constructs its first DDP, having issued three collectives."""
-    base = {"state": "R", "phase": "build", "phase_s": 0.4, "tick_s": 0.05, "seq": 3, "model": (1, 7)}
+    base: dict[str, Any] = {
+        "state": "R",
+        "phase": "build",
+        "phase_s": 0.4,
+        "tick_s": 0.05,
+        "seq": 3,
+        "model": (1, 7),
+    }
     return Row(rank, **(base | more))
 
 
-def call(rank: int, **more: object) -> Row:
+def call(rank: int, **more: Any) -> Row:
     """A rank in its fourth collective, with no model yet."""
-    base = {"state": "S", "phase": "collective", "op": "all_gather_object", "call_seq": 3, "call_s": 0.4}
+    base: dict[str, Any] = {
+        "state": "S",
+        "phase": "collective",
+        "op": "all_gather_object",
+        "call_seq": 3,
+        "call_s": 0.4,
+    }
     return Row(rank, **(base | more))
 
 
@@ -121,18 +135,17 @@ def test_trigger_when_one_rank_only_sleeps_then_no_early_look() -> None:
 # --- what is said ---
 
 
-def in_build(rank: int, parameters: tuple[str, ...], **record: object) -> Rank:
-    known = Record(
-        **{
-            "phase": "build",
-            "phase_s": 0.4,
-            "group_seq": 3,
-            "where": HERE,
-            "model": Model(1, len(parameters), hash(parameters), parameters),
-            **record,
-        }
+def in_build(rank: int, parameters: tuple[str, ...], **record: Any) -> Rank:
+    known: dict[str, Any] = {
+        "phase": "build",
+        "phase_s": 0.4,
+        "group_seq": 3,
+        "where": HERE,
+        "model": Model(1, len(parameters), hash(parameters), parameters),
+    }
+    return Rank(
+        rank, "gpu-a", pid=100 + rank, state="R", main_cpu_share=0.9, record=Record(**(known | record))
     )
-    return Rank(rank, "gpu-a", pid=100 + rank, state="R", main_cpu_share=0.9, record=known)
 
 
 def verdict_on(*ranks: Rank, trigger: str = "mismatch") -> Verdict | None:
@@ -168,8 +181,8 @@ def lost_its_peer() -> Rank:
     return Rank(0, "gpu-a", pid=100, state="S", record=record, failure=words)
 
 
-def left(**more: object) -> Rank:
-    known = {"phase": "python", "phase_s": 0.4, "is_destroyed": True, "where": HERE}
+def left(**more: Any) -> Rank:
+    known: dict[str, Any] = {"phase": "python", "phase_s": 0.4, "is_destroyed": True, "where": HERE}
     return Rank(1, "gpu-a", pid=101, state="S", record=Record(**(known | more)))
 
 
@@ -194,7 +207,7 @@ def test_group_destroyed_when_that_rank_may_be_on_its_way_out_then_its_end_is_wa
     assert not Case(Evidence(world_size=2, ranks=(lost_its_peer(), gone), trigger="dying")).is_end_to_come
 
 
-def busy(line: int = 30, **more: object) -> Rank:
+def busy(line: int = 30, **more: Any) -> Rank:
     """Rank 1 computes at a line."""
     record = Record(step=30, phase="python", phase_s=1.6, median_step_s=0.01)
     stack = Stack((replace(HERE, line=line, code="while True: pass"),), is_main=True)
@@ -289,8 +302,8 @@ def test_model_when_ddp_leaves_a_parameter_alone_then_it_is_not_compared() -> No
 
     one = SimpleNamespace(shape=(4, 2), dtype="torch.float32", requires_grad=True)
     module = SimpleNamespace(
-        named_parameters=lambda: [("table", one), ("head", one)],
+        named_parameters=lambda: [("table.rows", one), ("head", one)],
         named_buffers=lambda: [("table.sums", one)],
-        _ddp_params_and_buffers_to_ignore=["table", "table.sums"],
+        _ddp_params_and_buffers_to_ignore=["table.rows", "table.sums", "head"],
     )
     assert [row[0] for row in models._rows(module)] == ["head"]

@@ -62,7 +62,7 @@ def _rows(module: Any) -> list[list[Any]]:
     parameters = [
         [name, list(p.shape), str(p.dtype).removeprefix("torch."), bool(p.requires_grad), False]
         for name, p in module.named_parameters()
-        if name not in ignored
+        if (name if "." in name else f".{name}") not in ignored  # so does DDP call those of the module itself
     ]
     buffers = [
         [name, list(b.shape), str(b.dtype).removeprefix("torch."), False, True]

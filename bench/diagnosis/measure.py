@@ -25,6 +25,19 @@ from running import Fault, Told, run  # noqa: E402 - found beside the tests
 from support.command import Command, clean_env  # noqa: E402
 
 PAGE = ROOT / "docs" / "diagnosis.md"
+STANDS_STILL = range(200, 340)
+"""Codes of jobs that end or stand still; the others go on, and are told when enough has been seen."""
+SOON_S = 2.0
+WHY_LATER = {
+    "straggler": "two windows of 2 s and a second more in which the same rank is the slow one: one long step is no straggler",
+    "does_not_come": "its stack changes and shows nothing that explains it: it is given time to come",
+    "group_timeout": "from the mark to the group's own timeout, which the script sets to a few seconds",
+    "write_stuck": "the first steps: a rank that moves data is given 20 s to come",
+    "one_file_by_all": "told as a rank ends that read the damaged file",
+    "store_not_there": "a store may still be on its way: a rank alone is given 2.5 s",
+    "only_rank_zero": "another rank may still be on its way: a rank alone is given 3 s",
+}
+"""What of the time is a rule of ours, or the script's own."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,13 @@ class Row:
 
     fault: Fault
     told: Told
+    load: float
+    """One minute's load of the machine when it was named."""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the job ends or stands still of it."""
+        return bool(self.fault.codes) and int(self.fault.codes[0][2:]) in STANDS_STILL
 
 
 def measure(path: Path, *, until_end: bool = False) -> Row:
@@ -45,28 +65,54 @@ def measure(path: Path, *, until_end: bool = False) -> Row:
                 [*map(str, args)], cwd=cwd or Path(folder), env=clean_env(env), folder=Path(folder)
             )
 
-        return Row(fault, run(fault, start, Path(folder), until_end=until_end))  # type: ignore[arg-type]  # the shape of StartCommand
+        told = run(fault, start, Path(folder), until_end=until_end)  # type: ignore[arg-type]  # the shape of StartCommand
+        return Row(fault, told, os.getloadavg()[0])
 
 
-def table(rows: list[Row]) -> str:
+def page(rows: list[Row]) -> str:
     """The page."""
     import torch
 
     full = sum(not r.told.problems for r in rows)
-    times = sorted(r.told.named_s for r in rows if r.told.named_s is not None)
+    still, going = [r for r in rows if r.stands_still], [r for r in rows if not r.stands_still]
+    loads = [r.load for r in rows]
     out = [
         "# How faults are named",
         "",
-        f"{full} of {len(rows)} faults named in full: the cause, the guilty rank, the guilty line where there is one. Median"
-        f" {times[len(times) // 2]:.1f} s after the fault.",
+        f"{full} of {len(rows)} faults named in full: the cause, the guilty rank, the guilty line where there is one.",
         "",
-        f"Measured {date.today()} by `python bench/diagnosis/measure.py` on {os.cpu_count()} shared cores, Python"
-        f" {platform.python_version()}, torch {torch.__version__}, gloo. Seconds: from the script's mark to the verdict, polled"
-        " every 50 ms; for faults before DDP is built they hold its construction.",
+        f"Measured {date.today()} by `python bench/diagnosis/measure.py` on {os.cpu_count()} shared cores (one minute's load"
+        f" {min(loads):.1f} to {max(loads):.1f}), Python {platform.python_version()}, torch {torch.__version__}, gloo. Seconds: from"
+        " the script's mark, which it sets as the fault strikes, to the verdict on the terminal, polled every 50 ms.",
         "",
-        "| fault | ranks | named | who and where | seconds | first line |",
-        "|---|---|---|---|---|---|",
     ]
+    if still:
+        out += [f"## Jobs that end or stand still: {_times(still)}", "", *table(still), "", *_later(still)]
+    if going:
+        out += [
+            f"## Jobs that go on: {_times(going)}",
+            "",
+            "Slow ranks, and what is wrong in silence. The time holds what must be seen first: a window of some seconds, a pass over"
+            " the data, a check of the replicas, or the end of the job. See [silence](silence.md) and [slow](slow.md).",
+            "",
+            *table(going),
+        ]
+    return "\n".join(out).rstrip("\n") + "\n"
+
+
+def _times(rows: list[Row]) -> str:
+    times = sorted(r.told.named_s for r in rows if r.told.named_s is not None)
+    within = sum(t <= SOON_S for t in times)
+    return (
+        f"median {times[len(times) // 2]:.1f} s, {within} of {len(rows)} within {SOON_S:.0f} s"
+        if times
+        else "none named"
+    )
+
+
+def table(rows: list[Row]) -> list[str]:
+    """A line for each fault."""
+    out = ["| fault | ranks | named | who and where | seconds | first line |", "|---|---|---|---|---|---|"]
     for row in rows:
         told = row.told
         seconds = f"{told.named_s:.1f}" if told.named_s is not None else "-"
@@ -74,7 +120,15 @@ def table(rows: list[Row]) -> str:
         head = told.head.replace("|", "\\|")[:150]
         code = f"[{told.code}](causes/{told.code}.md)" if told.code else "-"
         out.append(f"| {row.fault.path.stem} | {row.fault.ranks} | {code} | {ok} | {seconds} | {head} |")
-    return "\n".join(out) + "\n"
+    return out
+
+
+def _later(rows: list[Row]) -> list[str]:
+    late = [r for r in rows if r.told.named_s is None or r.told.named_s > SOON_S]
+    if not late:
+        return []
+    lines = [f"- {r.fault.path.stem}: {WHY_LATER.get(r.fault.path.stem, 'not explained')}" for r in late]
+    return [f"Later than {SOON_S:.0f} s:", "", *lines, ""]
 
 
 def main() -> None:
@@ -89,9 +143,9 @@ def main() -> None:
         rows.append(measure(path))
         print(path.stem, rows[-1].told.head[:110], rows[-1].told.problems, flush=True)
         if not names:
-            PAGE.write_text(table(rows))
+            PAGE.write_text(page(rows))
     if names:
-        print(table(rows))
+        print(page(rows))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from allranks.comm.parting import part
 from allranks.comm.threads import share_threads
 from allranks.core.cores import affinity, own_share
 from allranks.core.errors import StartError, UsageError
+from allranks.core.heap import keep_freed_memory
 from allranks.core.overrides import is_overridden, overridden, trial_folder
 from allranks.core.place import Place, find_place
 from allranks.metrics import Sink, default_sinks
@@ -119,6 +120,8 @@ def start(
             folder = _agree_on_folder(run_dir)
             on_this_host = _local_affinities(place)
             thread_note = share_threads(place, threads, on_this_host) if chosen.type == "cpu" else ""
+            if chosen.type == "cpu":
+                keep_freed_memory(place.local_world_size)
             seed_generators(seed)
             run = Run(
                 place=place,

@@ -121,11 +121,17 @@ def test_workers_started_in_each_pass_then_said_where_it_costs(
     tmp_path: Path, facts: dict[str, Any], is_said: bool
 ) -> None:
     known = {"loader_workers": 2, "loader_persistent": False, "loader_first_s": 0.8, "loader_passes": 6}
-    ranks = [Doing(facts=known | facts), Doing(facts=known | facts)]
+    ranks = [Doing(data=20.0, facts=known | facts), Doing(data=20.0, facts=known | facts)]
     said = found(tmp_path, ranks)
     assert ("AR819" in said) == is_said
     if is_said:
         assert "2 loader workers anew in each pass: 800 ms until its first batch" in said["AR819"].title
+
+
+def test_workers_started_in_each_pass_then_they_cost_no_more_than_all_waits_for_data(tmp_path: Path) -> None:
+    known = {"loader_workers": 2, "loader_persistent": False, "loader_first_s": 0.8, "loader_passes": 6}
+    said = found(tmp_path, [Doing(data=3.0, facts=known), Doing(data=3.0, facts=known)])
+    assert said["AR819"].share == pytest.approx(3.0 / 24.0, abs=0.01)
 
 
 # --- links ---
@@ -276,6 +282,11 @@ def test_samples_a_second_then_of_all_ranks_or_not_at_all(tmp_path: Path) -> Non
     speed = samples_a_second(both)
     assert speed == pytest.approx(64 / both.parts.ranks[0].step_s, rel=0.02)
     assert samples_a_second(times("b", 32, 0)) is None
+    halves = [Doing(facts={"loader_batch": 32, "loader_share": 0.5})] * 2  # the other half is evaluated
+    view = View(history(tmp_path / "c", halves))
+    assert samples_a_second(Times(view.history, view.found)) == pytest.approx(
+        32 / both.parts.ranks[0].step_s, rel=0.02
+    )
     assert first_step_text(both) == ""
 
 

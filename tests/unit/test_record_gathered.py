@@ -131,6 +131,16 @@ def test_maximum_of_integers_then_it_is_no_sum(noted: Noted) -> None:
     assert gathered._sums == []
 
 
+def test_sums_in_floating_point_when_there_were_many_then_no_sum_is_looked_at_any_more(
+    noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gathered._left, "float", 3)
+    for _ in range(3):
+        gathered.summed((torch.ones(4),), {}, 0)
+    gathered.summed((torch.tensor([21]),), {}, 0)
+    assert gathered._sums == []
+
+
 # --- windows ---
 
 

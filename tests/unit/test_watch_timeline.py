@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 from allranks.core.job import Job, RankProcess
 from allranks.perf.history import read_history
 from allranks.record import layout as at
+from allranks.record import page
 from allranks.record.writer import Writer
 from allranks.watch.evidence import Rank
-from allranks.watch.timeline import Timeline
+from allranks.watch.passes_seen import PassesSeen
+from allranks.watch.timeline import Timeline, _of_pass
 from allranks.watch.workers import Workers
 
 
@@ -91,3 +94,48 @@ def test_worker_that_ended_then_what_it_read_still_counts(tmp_path: Path) -> Non
     workers = Workers()
     assert workers.look(tmp_path, (os.getpid(),)) == (2.0, 5)
     assert workers.look(tmp_path, ()) == (2.0, 5)
+
+
+def pass_of(number: int, line: str, workers: int = 2, length: int = 8) -> page.Loader:
+    return page.Loader(number, length, length, line, workers, 1, 2, 0)
+
+
+def looks_at(seen: PassesSeen, *passes: page.Loader) -> None:
+    """A look at a page that tells of these, the newest last."""
+    seen.look(SimpleNamespace(loader_before=passes[-2] if len(passes) > 1 else None, loader=passes[-1]))  # type: ignore[arg-type]
+
+
+def test_passes_of_training_when_an_evaluation_follows_each_then_the_training_loader_is_counted() -> None:
+    seen = PassesSeen()
+    assert seen.facts() == {}
+    for number in range(1, 41, 4):  # a look at every other epoch: passes 3 and 4 of each four are not seen
+        train, evaluate = (
+            pass_of(number, "/t.py:9 main"),
+            pass_of(number + 1, "/t.py:20 check", workers=0, length=2),
+        )
+        looks_at(seen, train, evaluate)
+        seen.trains({"line": "/t.py:9 main", "num_workers": 2})
+    looks_at(seen, pass_of(39, "/t.py:9 main"), pass_of(40, "/t.py:20 check", workers=0, length=2))
+    assert seen.facts() == {
+        "loader_workers": 2,
+        "loader_line": "/t.py:9 main",
+        "loader_length": 8,
+        "loader_passes": 20,
+        "loader_share": 0.8,
+    }
+
+
+def test_passes_when_none_is_known_to_train_then_the_newest_loader_is_told() -> None:
+    seen = PassesSeen()
+    looks_at(seen, pass_of(1, "/t.py:9 main", length=-1))
+    assert (
+        seen.facts() | {"loader_share": 1.0, "loader_passes": 1, "loader_line": "/t.py:9 main"}
+        == seen.facts()
+    )
+
+
+def test_wait_for_the_first_batch_then_the_shorter_of_the_later_passes_counts() -> None:
+    first = _of_pass({"number": 1, "batch_size": 8, "persistent": False, "first_s": 3.0}, {})
+    assert first == {"loader_batch": 8, "loader_persistent": False}
+    second = _of_pass({"number": 2, "first_s": 0.5}, first)
+    assert _of_pass({"number": 3, "first_s": 0.9}, first | second) == {"loader_first_s": 0.5}

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from allranks.perf.values import GpuState, History, HostSample, Node
+from allranks.perf.values import (
+    HARDWARE,
+    POWER_BRAKE,
+    POWER_CAP,
+    THERMAL,
+    GpuState,
+    History,
+    HostSample,
+    Node,
+)
 
 MIN_OTHERS = 0.25
 """Cores that other processes must use before they are named."""
@@ -23,9 +32,14 @@ SLOWED = 0.2
 """Share of the looks in which a GPU must be held back."""
 SLOWER_CLOCK = 0.85
 BUSY_PERCENT = 20
-_REASONS = {0x20 | 0x40: "heat", 0x80: "the power supply", 0x08: "its hardware", 0x04: "its power limit"}
-"""Bits of NVML's clock event reasons, see watch/gpu_use.py; the last is common on all GPUs at full load."""
-SURE = 0x20 | 0x40 | 0x80 | 0x08
+_REASONS = {
+    THERMAL: "heat",
+    POWER_BRAKE: "the power supply",
+    HARDWARE: "its hardware",
+    POWER_CAP: "its power limit",
+}
+"""The last is common on all GPUs at full load."""
+SURE = THERMAL | POWER_BRAKE | HARDWARE
 
 
 def others_cores(node: Node | None, since: float, until: float) -> float | None:

@@ -52,6 +52,10 @@ class Sample:
     throttled_s: float = 0.0  # the cgroup had used up its share of the processors
 
 
+THERMAL, POWER_CAP, POWER_BRAKE, HARDWARE = 0x20 | 0x40, 0x04, 0x80, 0x08
+"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*)."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuState:
     """A rank's GPU at one moment, by NVML."""
@@ -59,7 +63,7 @@ class GpuState:
     mhz: int
     most_mhz: int
     celsius: int
-    reasons: int  # bits: what holds its clock back; watch/gpu_use.py
+    reasons: int  # bits, as above: what holds its clock back
     busy_percent: int
 
 

@@ -48,7 +48,7 @@ class _Name:
 
     def __init__(self) -> None:
         self.is_done, self.tries = False, 0
-        self.at = 0, 0, 0.0  # losses until then, and the value: two loggers may be given the same
+        self.at: tuple[int, int, float] = (0, 0, 0.0)  # losses until then, and the value: two loggers may be given the same
         self.seen: list[tuple[float, dict[str, float]]] = []  # value, and the losses that it may be
         self.since: tuple[int, int, float] = (0, 0, 0.0)  # of the call before: as _Losses.now
 

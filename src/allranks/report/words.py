@@ -76,7 +76,7 @@ def mean_speed(times: Times) -> float | None:
 
 
 def samples_a_second(times: Times) -> float | None:
-    """Of all ranks together, by the batches they drew; None where the batch size of a rank's loader is not known."""
+    """Trained on by all ranks together, by the batches they drew; None where the batch size of a rank's loader is not known."""
     total = 0.0
     for parts in times.parts.ranks:
         rank = times.history.rank(parts.rank)
@@ -84,7 +84,8 @@ def samples_a_second(times: Times) -> float | None:
         seen = [s for s in rank.samples if parts.since <= s.t <= parts.until] if rank else []
         if size <= 0 or len(seen) < 2 or seen[-1].drawn <= seen[0].drawn:
             return None
-        total += size * (seen[-1].drawn - seen[0].drawn) / (seen[-1].t - seen[0].t)
+        trained = float(rank.facts.get("loader_share", 1.0)) if rank else 1.0  # the others are evaluated
+        total += trained * size * (seen[-1].drawn - seen[0].drawn) / (seen[-1].t - seen[0].t)
     return total or None
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from allranks.watch import proc
 
-THERMAL, POWER_CAP, POWER_BRAKE, HARDWARE = 0x20 | 0x40, 0x04, 0x80, 0x08
-"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*)."""
 LOOK_EVERY_S = 5.0
 """NVML takes some ms a device, and clocks are not limited for less than seconds."""
 ROW = ("rank", "mhz", "most_mhz", "celsius", "reasons", "busy_percent")

@@ -26,6 +26,7 @@ from allranks.record.notes import read_notes, size_of_notes
 from allranks.watch import proc
 from allranks.watch.evidence import Rank
 from allranks.watch.host_use import HostUse
+from allranks.watch.passes_seen import PassesSeen
 from allranks.watch.workers import Workers
 
 FIRST_EVERY_S = 0.5
@@ -46,6 +47,7 @@ class _Seen:
     facts: dict[str, Any] = field(default_factory=dict)
     facts_at: float = -FACTS_EVERY_S
     workers: Workers = field(default_factory=Workers)
+    passes: PassesSeen = field(default_factory=PassesSeen)
     used: tuple[float, float, float, int] = (
         0.0,
         0.0,
@@ -131,6 +133,7 @@ class Timeline:
             if record is None or record.times is None:
                 continue
             workers += record.loader_worker_pids
+            seen.passes.look(record)
             rows.append((record.times.at_ns, row_of_sample(seen.rank.rank, self._sample_of(seen, record))))
             lines += self._steps(seen, record, most_steps)
             lines += self._calls(seen, record)
@@ -224,7 +227,7 @@ class Timeline:
         if self._age() - seen.facts_at < FACTS_EVERY_S:
             return []
         seen.facts_at = self._age()
-        found = facts_of(record, seen.facts.get("notes_bytes", -1))
+        found = facts_of(record, seen.facts.get("notes_bytes", -1), seen.passes)
         new = {k: v for k, v in found.items() if seen.facts.get(k) != v}
         seen.facts |= found
         new.pop("notes_bytes", None)
@@ -256,7 +259,7 @@ class Timeline:
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "bool": 1}
 
 
-def facts_of(record: page.Record, notes_bytes: int) -> dict[str, Any]:
+def facts_of(record: page.Record, notes_bytes: int, passes: PassesSeen) -> dict[str, Any]:
     """What is known of a rank beside its times: from its environment, its loader, and what it noted itself."""
     pid, found = record.pid, {}
     with suppress(OSError, AttributeError):
@@ -266,11 +269,6 @@ def facts_of(record: page.Record, notes_bytes: int) -> dict[str, Any]:
             found["cpus"] = sorted(cpus)
     if (threads := proc.environment(pid, "OMP_NUM_THREADS")).isdigit():
         found["omp_threads"] = int(threads)
-    if record.loader is not None:
-        found["loader_workers"] = record.loader.num_workers
-        found["loader_line"] = record.loader.line
-        found["loader_length"] = record.loader.length
-        found["loader_passes"] = record.loader.number
     size = size_of_notes(record.path)
     if size != notes_bytes:
         found["notes_bytes"] = size
@@ -280,15 +278,17 @@ def facts_of(record: page.Record, notes_bytes: int) -> dict[str, Any]:
             if note["kind"] == "replica":
                 found["replica"] = {k: v for k, v in note.items() if k != "kind"}
             elif note["kind"] == "pass" and note.get("training"):
-                found |= _of_pass(note)
-    return found
+                passes.trains(note)
+                found |= _of_pass(note, found)
+    return found | passes.facts()
 
 
-def _of_pass(note: Mapping[str, Any]) -> dict[str, Any]:
+def _of_pass(note: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Of a pass over a training loader: the first tells of the loader, the later ones how long they had to wait for their first batch."""
     if note.get("number") == 1:
         return {"loader_batch": note.get("batch_size", -1), "loader_persistent": bool(note.get("persistent"))}
-    return {"loader_first_s": float(note.get("first_s", 0.0))}
+    first_s = float(note.get("first_s", 0.0))  # the shorter of two: what they have in common
+    return {"loader_first_s": min(first_s, known.get("loader_first_s", first_s))}
 
 
 def throttled_s() -> float:

@@ -10,9 +10,10 @@ MIN_SHARE, MIN_PASSES, MIN_S = 0.05, 3, 0.05
 
 
 def find(view: View) -> Cause | None:
-    """By the time from the loop's beginning to its first batch, in the second pass and the third."""
+    """By the time from the loop's beginning to its first batch, in the second pass and the third; no more than all waits for data."""
     slow: dict[int, tuple[float, float]] = {}
-    for rank in (r.rank for r in view.ranks):
+    for parts in view.ranks:
+        rank = parts.rank
         facts, edges = view.facts(rank), view.edges(rank)
         pause, passes = float(facts.get("loader_first_s", 0.0)), int(facts.get("loader_passes", 0))
         if (
@@ -22,9 +23,10 @@ def find(view: View) -> Cause | None:
             or pause < MIN_S
         ):
             continue
-        share = pause * passes / max(edges[1].t - edges[0].t, 1e-9)
+        # The first pass began before the steps that are looked at.
+        share = min(pause * (passes - 1) / max(edges[1].t - edges[0].t, 1e-9), parts.share("data"))
         if passes >= MIN_PASSES and share >= MIN_SHARE:
-            slow[rank] = pause, min(1.0, share)
+            slow[rank] = pause, share
     if not slow:
         return None
     worst = max(slow, key=lambda rank: slow[rank][1])
@@ -45,5 +47,5 @@ def find(view: View) -> Cause | None:
         ranks,
         share * view.step_s,
         share,
-        (f"{view.facts(worst)['loader_passes']} passes were begun",),
+        (f"{view.facts(worst)['loader_passes']} passes over it were begun",),
     )

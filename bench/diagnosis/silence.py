@@ -3,8 +3,8 @@
     python bench/diagnosis/silence.py [NAME ...] [--keep FILE]
 
 Runs the scripts of tests/faults/scripts that are wrong in silence, and all of tests/faults/quiet, under `allranks run` on this
-machine. With names, only these, and nothing is written. --keep FILE (several, if wanted): results are kept there as they come, and not
-measured again.
+machine: 6 to 8 minutes where nothing else runs. With names, only these, and nothing is written. --keep FILE (several, if wanted):
+results are kept there as they come, and not measured again; the page says of which revisions they are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
+import time
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import ROOT, Row, measure  # the file beside this one
+from page import loads, revision, revisions
 from running import Fault, Told
 
 PAGE = ROOT / "docs" / "silence.md"
@@ -56,16 +57,15 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def table(rows: dict[str, Row], quiet: dict[str, str]) -> str:
+def table(rows: dict[str, Row], quiet: dict[str, str], kept: dict[str, dict]) -> str:
     """The page."""
     import torch
 
     full = sum(not r.told.problems for r in rows.values())
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     alarms = {name: said for name, said in quiet.items() if said}
-    times = sorted(r.told.named_s for r in rows.values() if r.told.named_s is not None)
+    times = sorted(
+        r.told.named_s for r in rows.values() if r.told.named_s is not None and not r.fault.is_at_end
+    )
     out = [
         "# What is wrong in silence, and named",
         "",
@@ -73,8 +73,9 @@ def table(rows: dict[str, Row], quiet: dict[str, str]) -> str:
         f"{len(quiet)} jobs that are well given an alarm. Median {times[len(times) // 2]:.1f} s after the mistake; for data, after the",
         "passes that show it.",
         "",
-        f"Measured {date.today()} at revision {revision} by `python bench/diagnosis/silence.py` on {os.cpu_count()} shared cores,",
-        f"Python {platform.python_version()}, torch {torch.__version__}, gloo. Seconds: from the script's mark to the verdict.",
+        f"Measured {date.today()} at {revisions(kept)} by `python bench/diagnosis/silence.py` on {os.cpu_count()} shared cores",
+        f"({loads(kept)}), Python {platform.python_version()}, torch {torch.__version__}, gloo.",
+        "Seconds: from the script's mark to the verdict.",
         "",
         "| kind | job | named | who and where | seconds | first line |",
         "|---|---|---|---|---|---|",
@@ -89,6 +90,8 @@ def table(rows: dict[str, Row], quiet: dict[str, str]) -> str:
 def _line(kind: str, row: Row) -> str:
     told = row.told
     seconds = f"{told.named_s:.1f}" if told.named_s is not None else "-"
+    if row.fault.is_at_end:
+        seconds = "at the end"
     ok = "yes" if not told.problems else "; ".join(told.problems)
     code = f"[{told.code}](causes/{told.code}.md)" if told.code else "-"
     head = told.head.replace("|", "\\|").replace(" on vm", "")[:150]
@@ -111,16 +114,21 @@ def main() -> None:
     for path in [*faults, *sorted(well.glob("*.py"))]:
         if options.write or path.stem in kept or (options.names and path.stem not in options.names):
             continue
+        began = time.monotonic()
         told = measure(path, until_end=path.parent == well).told
-        kept[path.stem] = {**asdict(told), "text": ""}
-        print(path.stem, told.head[:110] or "silent", told.problems, flush=True)
+        took = round(time.monotonic() - began, 1)
+        kept[path.stem] = {**asdict(told), "text": "", "revision": revision(), "load": os.getloadavg()[0]}
+        print(f"{path.stem} ({took} s)", told.head[:110] or "silent", told.problems, flush=True)
         if options.keep:
             options.keep[0].write_text(json.dumps(kept))
     if not options.names:
-        rows = {p.stem: Row(Fault.read(p), Told(**kept[p.stem])) for p in faults if p.stem in kept}
-        PAGE.write_text(
-            table(rows, {p.stem: kept[p.stem]["head"] for p in sorted(well.glob("*.py")) if p.stem in kept})
-        )
+        rows = {p.stem: Row(Fault.read(p), _told(kept[p.stem])) for p in faults if p.stem in kept}
+        quiet = {p.stem: kept[p.stem]["head"] for p in sorted(well.glob("*.py")) if p.stem in kept}
+        PAGE.write_text(table(rows, quiet, kept))
+
+
+def _told(row: dict) -> Told:
+    return Told(**{name: value for name, value in row.items() if name in Told.__dataclass_fields__})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python bench/diagnosis/slow.py [KIND ...] [--seconds S] [--keep FILE] [--write]
 
-Runs slow_job.py on 2 ranks under `allranks run`, once for each kind, and reads `allranks report --json`. With kinds, only these, and
-nothing is written. --keep FILE: results are kept there as they come, and not measured again; --write: only the page, from what was kept.
+Runs slow_job.py on 2 ranks under `allranks run`, once for each kind, and reads `allranks report --json`: 6 minutes where nothing else
+runs. With kinds, only these, and nothing is written. --keep FILE: results are kept there as they come, and not measured again; --write:
+only the page, from what was kept.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from page import ROOT, loads, revision, revisions  # the file beside this one
+
 JOB, PAGE, CASES = (
     Path(__file__).with_name("slow_job.py"),
     ROOT / "docs" / "slow.md",
@@ -85,6 +90,8 @@ def measure(name: str, kind: Kind, seconds: float) -> dict:
             "median_step_s": times.get("median_step_s", 0.0),
             "first_step_s": times.get("first_step_s", 0.0),
             "samples_per_s": times.get("samples_per_s"),
+            "revision": revision(),
+            "load": os.getloadavg()[0],
             "sums": [sum(r["parts_s"].values()) / r["step_s"] for r in times.get("ranks", []) if r["step_s"]],
         }
 
@@ -101,18 +108,15 @@ def table(rows: dict[str, dict]) -> str:
 
     named = sum(is_named(KINDS[name], row) for name, row in rows.items())
     sums = [s for row in rows.values() for s in row["sums"]]
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     out = [
         "# What makes a plain script slow, and named",
         "",
         f"{named} of {len(rows)} runs as they should be: the reason named, or nothing said where there is none. The parts of a step add",
         f"up to {min(sums):.3f} to {max(sums):.3f} of the step, on every rank of every run.",
         "",
-        f"Measured {date.today()} at revision {revision} by `python bench/diagnosis/slow.py` on {os.cpu_count()} shared cores, Python "
-        f"{platform.python_version()}, torch {torch.__version__},",
-        "gloo, 2 ranks, one plain script (`bench/diagnosis/slow_job.py`). Other jobs kept the load at 9 to 20.",
+        f"Measured {date.today()} at {revisions(rows)} by `python bench/diagnosis/slow.py` on {os.cpu_count()} shared cores",
+        f"({loads(rows)}), Python {platform.python_version()}, torch {torch.__version__}, gloo, 2 ranks,",
+        "one plain script (`bench/diagnosis/slow_job.py`).",
         "",
         "| what is slow | job | named | median step | what was said of it | what to change |",
         "|---|---|---|---|---|---|",
@@ -158,10 +162,12 @@ def main() -> None:
             or (name in kept and not options.kinds)
         ):
             continue
+        began = time.monotonic()
         kept[name] = row = measure(name, kind, options.seconds)
+        took = time.monotonic() - began
         said = ", ".join(f"{c['code']} {c['share']:.0%}" for c in row["causes"])
         print(
-            f"{name}: {'as it should be' if is_named(kind, row) else 'NOT NAMED'}: {said or 'nothing'}",
+            f"{name} ({took:.1f} s): {'as it should be' if is_named(kind, row) else 'NOT NAMED'}: {said or 'nothing'}",
             flush=True,
         )
         if options.keep:

@@ -10,6 +10,7 @@ import torch
 
 from allranks.core.errors import UsageError
 from allranks.train import kernels
+from allranks.train.quick_sgd import QuickSgd
 from allranks.wrap.model import Model
 
 
@@ -41,6 +42,7 @@ class OptimizerSlot:
     models: list[Model] = field(default_factory=list)  # that hold its parameters; kept by Stepper.models_of
     models_key: tuple[int, int] = (-1, -1)
     has_stepped: bool = False  # in this process
+    quick: QuickSgd | None = None  # steps in place of optimizer.step() where it can
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Every parameter of the optimizer, also those added later."""
@@ -65,7 +67,7 @@ class OptimizerSlot:
         """optimizer.step() with the learning rates of the warm-up, if it is still on."""
         if not self.has_stepped:
             self.has_stepped = True
-            kernels.choose(self.optimizer)
+            self.quick = QuickSgd.of(self.optimizer) if kernels.choose(self.optimizer) else None
         if self.updates >= self.warmup_steps:
             self._step(scaler)
             return
@@ -80,10 +82,10 @@ class OptimizerSlot:
             group["lr"] = rate
 
     def _step(self, scaler: torch.amp.GradScaler | None) -> None:
-        if scaler is None:
-            self.optimizer.step()
-        else:
+        if scaler is not None:
             scaler.step(self.optimizer)
+        elif self.quick is None or not self.quick.step():
+            self.optimizer.step()
 
 
 def check_positive(name: str, value: float | None) -> None:

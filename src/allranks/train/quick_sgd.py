@@ -1,0 +1,151 @@
+"""How does SGD step on a small model, where torch spends more time on Python around its three additions than on them?
+
+`optimizer.step()` of torch makes lists of parameters, gradients and buffers, sorts them by dtype, looks them up in its state one by one,
+and asks about compilers and profilers; on a model of some layers that is two thirds of its time. Here are the calls of its foreach form in
+the same order on the same tensors, so the bits are the same, and what is in the optimizer afterwards, too. Anything unusual (a hook, a
+profiler, a class or method of the user's, a parameter without gradient, the first step) goes through `optimizer.step()`.
+
+The private names of torch's optimizers that this needs are all here; where one is missing, there is no quick step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from operator import is_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import SGD
+
+of_torch: Any = sys.modules["torch.optim.optimizer"]
+
+_before: Mapping[int, Any] | None = getattr(of_torch, "_global_optimizer_pre_hooks", None)
+_after: Mapping[int, Any] | None = getattr(of_torch, "_global_optimizer_post_hooks", None)
+_is_profiled: Any = getattr(torch.autograd, "_profiler_enabled", None)
+_mul_, _add_, _add = (
+    getattr(torch, name, None) for name in ("_foreach_mul_", "_foreach_add_", "_foreach_add")
+)
+_KNOWN = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_NUMBERS = (float, int)
+
+
+class QuickSgd:
+    """The steps of one SGD that steps with foreach."""
+
+    def __init__(self, optimizer: SGD) -> None:
+        self._optimizer = optimizer
+        self._torchs: Any = SGD.step
+        self._hooks: list[Any] = []  # torch's global ones, all of them the record's, as they were last
+
+    @staticmethod
+    def of(optimizer: torch.optim.Optimizer) -> QuickSgd | None:
+        """For this optimizer; None if it is another, or this torch is not as expected."""
+        is_known = None not in (_before, _after, _is_profiled, _mul_, _add_, _add)
+        if type(optimizer) is not SGD or not is_known or not all(hasattr(optimizer, n) for n in _KNOWN):
+            return None
+        return QuickSgd(optimizer) if _is_torchs(SGD.step) else None
+
+    def step(self) -> bool:
+        """Step, if nothing is unusual; whether it did. If not, nothing has happened."""
+        optimizer = self._optimizer
+        if not self._is_usual(optimizer.__dict__):
+            return False
+        work = []
+        done = 0
+        states = list(optimizer.state.values())
+        for group in optimizer.param_groups:
+            params = group["params"]
+            grads = [p.grad for p in params]
+            count = len(params)
+            if not count or not all(map(_is_there, grads)) or not _is_plain(group):
+                return False
+            buffers: list[Any] = []
+            if group["momentum"] != 0:
+                buffers = [state.get("momentum_buffer") for state in states[done : done + count]]
+                if len(buffers) != count or not all(map(_is_there, buffers)):
+                    return False
+                done += count
+            work.append((group, params, grads, buffers))
+        if not self._is_in_order(done):
+            return False
+        assert _before is not None and _after is not None
+        for hook in _before.values():
+            hook(optimizer, (optimizer,), {})
+        with torch.no_grad():
+            for each in work:
+                _step(*each)
+        for hook in _after.values():
+            hook(optimizer, (optimizer,), {})
+        return True
+
+    def _is_usual(self, own: dict[str, Any]) -> bool:
+        """Whether `optimizer.step()` would do what torch's SGD does, seen by the record alone."""
+        assert _before is not None and _after is not None
+        if SGD.step is not self._torchs or _is_profiled():
+            return False
+        if own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]:
+            return False
+        patched = own.get("step")
+        if patched is not None:
+            # A learning-rate scheduler counts the steps in this way.
+            if not getattr(patched, "_wrapped_by_lr_sched", False) or patched.__wrapped__ is not self._torchs:
+                return False
+            own["_opt_called"] = True
+        hooks = [*_before.values(), *_after.values()]
+        if hooks != self._hooks:
+            if not all(getattr(hook, "__module__", "").startswith("allranks.") for hook in hooks):
+                return False
+            self._hooks = hooks
+        return True
+
+    def _is_in_order(self, num_buffers: int) -> bool:
+        """Whether the first buffers of the state are those of the parameters with momentum, one after the other."""
+        groups: Any = self._optimizer.param_groups
+        params = groups[0]["params"]
+        if len(groups) > 1:
+            params = [p for group in groups if group["momentum"] != 0 for p in group["params"]]
+        return not num_buffers or all(map(is_, self._optimizer.state, params))
+
+
+def _is_torchs(step: Any) -> bool:
+    """Whether nobody has put a step of his own in its place, or around it."""
+    folder = Path(of_torch.__file__).parent
+    while step is not None:
+        code = getattr(step, "__code__", None)
+        if code is None or Path(code.co_filename).parent != folder:
+            return False
+        step = getattr(step, "__wrapped__", None)
+    return True
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    return (
+        group["foreach"] is True
+        and not group["maximize"]
+        and not group["fused"]
+        and not group["differentiable"]
+        and type(group["lr"]) in _NUMBERS
+        and type(group["weight_decay"]) in _NUMBERS
+    )
+
+
+def _step(group: dict[str, Any], params: list[Any], grads: Any, buffers: list[Any]) -> None:
+    """The calls of torch's own foreach form."""
+    assert _add_ is not None and _add is not None and _mul_ is not None
+    if group["weight_decay"] != 0:
+        grads = _add(grads, params, alpha=group["weight_decay"])
+    if buffers:
+        momentum = group["momentum"]
+        _mul_(buffers, momentum)
+        _add_(buffers, grads, alpha=1 - group["dampening"])
+        if group["nesterov"]:
+            _add_(grads, buffers, alpha=momentum)
+        else:
+            grads = buffers
+    _add_(params, grads, alpha=-group["lr"])

@@ -149,14 +149,14 @@ def _answers(asked: dict[int, tuple[Path, int]], within_s: float) -> Stacks:
     return out
 
 
-def py_spy(pid: int, within_s: float) -> str:
+def py_spy(pid: int, within_s: float, *options: str) -> str:
     """What py-spy says of a process without stopping it, as JSON; empty if it cannot, or not in time."""
     tool = Path(sys.executable).parent / "py-spy"
     if within_s < MIN_OUTSIDE_S or (found := str(tool) if tool.exists() else shutil.which("py-spy")) is None:
         return ""
     try:
         done = subprocess.run(
-            [found, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            [found, "dump", "--nonblocking", "--json", *options, "--pid", str(pid)],
             capture_output=True,
             timeout=within_s,
             check=False,

@@ -40,6 +40,8 @@ _COMM_KINDS = (
 PATIENT_PHASES = ("checkpoint", "evaluate", "import", "start", "build")
 STOOD_S, STOOD_LIMIT_S = 0.4, 1.45
 """What computes at the same lines at two looks so far apart is waited for less long."""
+CROWDED = 4.0
+"""Processes a core that want to run, of the last minute."""
 _IDLE = ("sleep", "lock", "input", "debugger", "file_lock")
 
 
@@ -122,16 +124,18 @@ class Case:
         if self.evidence.trigger == "asked":
             return False
         record = rank.record
-        limit = 0.0
-        if doing.is_busy:
+        limit, wants_core = 0.0, doing.is_busy or rank.state == "R"
+        if wants_core:
             limit = 10.0 if rank.is_moving else STOOD_LIMIT_S if rank.stood_s >= STOOD_S else 2.0
         if is_going_on(rank) or (rank.is_moving and not rank.stacks):
             limit = 30.0
-        if rank.host_load > 4.0 and record is not None and record.tick_s > 1.0:
+        if rank.host_load > CROWDED and record is not None and record.tick_s > 1.0:
             limit = max(limit, 5.5)  # starved, or in C code that holds the GIL: a longer look tells
         if record is not None and record.median_step_s == 0.0:
             # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
-            limit = 20.0 if doing.is_busy else STOOD_LIMIT_S if doing.kind in _IDLE else 8.0
+            limit = 20.0 if wants_core else STOOD_LIMIT_S if doing.kind in _IDLE else 8.0
+        if wants_core and rank.host_load > CROWDED:  # what it does with a core of its own takes it so much longer
+            limit *= rank.host_load / 2
         if rank.is_by_row:
             limit = max(limit, 10.0)  # its node did not answer in time: the next look may tell what it does
         if record is not None and record.phase in PATIENT_PHASES:
@@ -285,12 +289,19 @@ def stuck_at(
     return case.verdict(
         code,
         name,
-        f"{case.who(ranks)} {words}{case.waits_for(ranks)}",
+        f"{case.who(ranks)} {words if len(ranks) == 1 else _of_many(words)}{case.waits_for(ranks)}",
         ranks,
         facts=[*facts, *seen],
         fix=fix,
         confidence=confidence,
     )
+
+
+def _of_many(words: str) -> str:
+    """'computes on and does not come' as it is said of several ranks."""
+    first, _, rest = words.partition(" ")
+    first = {"is": "are", "has": "have", "does": "do"}.get(first, first.removesuffix("s"))
+    return f"{first} {rest}".strip().replace(" and does not", " and do not")
 
 
 def is_victim(rank: Rank) -> bool:

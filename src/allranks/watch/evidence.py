@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from allranks.watch.observed import Check, FileLock, Loop, NotFinite, Socket
+from allranks.watch.observed import Check, FileLock, Loop, NotFinite, Socket, Value
 from allranks.watch.verdict import Place
 
 T = TypeVar("T")
@@ -260,6 +260,10 @@ class Rank:
     """The command that traces it (gdb, strace), if any."""
     guard: Place | None = None
     """The `if` on the rank around the line it stands at."""
+    condition: Place | None = None
+    """The innermost `if` or `while` around the line it stands at, in its function."""
+    values: tuple[Value, ...] = ()
+    """Of the names in the line on which it depends that ranks part (peeking.py)."""
     loops: tuple[Loop, ...] = ()
     """Of the user's frames of its main thread, innermost first; frames in no loop are left out."""
     notes: dict[str, str] = field(default_factory=dict)

@@ -78,3 +78,12 @@ class FileLock:
     age_s: float = 0.0
     owner_pid: int | None = None
     owner_alive: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a name in a line of the user's stood for, on one rank."""
+
+    line: int
+    name: str
+    text: str

@@ -95,6 +95,12 @@ def guard_of(place: Place) -> Place | None:
     return with_code(Place(place.file, line, place.function)) if line is not None else None
 
 
+def condition_of(place: Place) -> Place | None:
+    """The innermost `if` or `while` around a line, in its function."""
+    line = source.condition(source_of(place.file), place.line)
+    return with_code(Place(place.file, line, place.function)) if line is not None else None
+
+
 def loop_of(place: Place) -> Loop | None:
     """The outermost loop around a line, within its function."""
     lines = source.outer_loop(source_of(place.file), place.line)
@@ -108,6 +114,13 @@ def loop_of(place: Place) -> Loop | None:
         line=place.line,
         condition=condition,
     )
+
+
+def ways_out(loop: Loop) -> tuple[Place, ...]:
+    """The conditions under which a loop is left by `break` or `return`."""
+    at = loop.at
+    lines = source.ways_out(source_of(at.file), at.line, loop.last)
+    return tuple(with_code(Place(at.file, line, at.function)) for line in lines)
 
 
 @lru_cache(maxsize=64)

@@ -56,6 +56,39 @@ def inner_condition(source: str, first: int, line: int) -> int | None:
     return max(around, default=None)
 
 
+def condition(source: str, line: int) -> int | None:
+    """The line of the innermost `if` or `while` around `line`, in the innermost function that holds it, or None."""
+    try:
+        holder: ast.AST | None = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    found: int | None = None
+    while holder is not None:
+        if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            found = None
+        elif isinstance(holder, ast.If | ast.While) and any(
+            _holds(n, line) for n in (*holder.body, *holder.orelse)
+        ):
+            found = holder.lineno
+        holder = next((n for n in ast.iter_child_nodes(holder) if _holds(n, line)), None)
+    return found
+
+
+def ways_out(source: str, first: int, last: int) -> list[int]:
+    """The lines of those `if` between two lines that hold a `break` or `return` themselves."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    return sorted(
+        n.lineno
+        for n in ast.walk(tree)
+        if isinstance(n, ast.If)
+        and first < n.lineno <= last
+        and any(isinstance(part, ast.Break | ast.Return) for part in n.body)
+    )
+
+
 def outer_loop(source: str, line: int) -> tuple[int, int] | None:
     """First and last line of the outermost loop around `line` in the innermost function that holds it, or None."""
     try:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.job import Job, NodeInfo, RankExit
-from allranks.watch import bundle, gather, proc, remains, sampling, spawned
+from allranks.watch import bundle, gather, peeking, proc, remains, sampling, spawned
 from allranks.watch.case import Case, is_dying
 from allranks.watch.decide import decide, decide_all
 from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
@@ -278,6 +278,7 @@ class Watcher:
         self._bundles.clear()  # answers grow old
         if verdict is None or self._is_told(verdict) or not self._is_news(verdict, now):
             return ()
+        evidence, verdict = peeking.with_values(evidence, verdict, self._job.node_rank)
         action = action_at_once(verdict, self._job.on_hang)
         # While every rank lives, a look at one moment may be wrong (a starved rank just about to go on): the verdict is said now,
         # and the job ended only after a second look at which nothing has moved.

@@ -43,7 +43,8 @@ def find(case: Case) -> Verdict | None:
         *(f"rank {r.rank} aborted: {said_at_abort(r)}" for r in case.aborted),
     ]
     if not guard_facts(case, list(small)):
-        facts += _loop_facts(case, ranks, rest)
+        facts += _loop_facts(case, ranks, rest) or _condition_facts(case, ranks, rest)
+        facts += value_facts(case)
     counts = batch_counts(case)
     if len(set(counts.values())) > 1:
         facts.append(f"different number of batches per epoch, too: {counts_text(counts)}")
@@ -85,3 +86,23 @@ def _loop_facts(case: Case, ranks: list[Rank], rest: list[int]) -> list[str]:
             + ", ".join(f"rank {n}: {k}" for n, k in sorted(made.items())[:8])
         )
     return facts
+
+
+def _condition_facts(case: Case, ranks: list[Rank], rest: list[int]) -> list[str]:
+    """The `if` around the call, in which the others are not."""
+    theirs = [r.condition for n in rest if (r := case.evidence.rank(n)) is not None]
+    found = {r.condition for r in ranks if r.condition is not None and r.condition not in theirs}
+    return [
+        f"it depends on values that may differ between ranks: {case.at(place)}"
+        for place in sorted(found, key=lambda p: p.line)
+    ]
+
+
+def value_facts(case: Case) -> list[str]:
+    """'values there now: rank 0: val_loss = 0.25, kept = 0.3', of the ranks that are still in that function."""
+    said = [
+        f"rank {r.rank}: {', '.join(f'{v.name} = {v.text}' for v in r.values)}"
+        for r in case.evidence.ranks
+        if r.values
+    ]
+    return [f"values there now: {'; '.join(said[:4])}"] if said else []

@@ -5,10 +5,12 @@ from __future__ import annotations
 from allranks.watch import meeting
 from allranks.watch.case import Case
 from allranks.watch.causes.finished import is_done
+from allranks.watch.causes.guarded import value_facts
 from allranks.watch.causes.killed import signal_name
 from allranks.watch.evidence import Rank
 from allranks.watch.noted import notes
 from allranks.watch.observed import Loop
+from allranks.watch.reading import ways_out
 from allranks.watch.stacks import user_frames
 from allranks.watch.verdict import Place, Verdict, many, ranks_text
 
@@ -41,6 +43,7 @@ def _by_batches(case: Case) -> Verdict | None:
             f"rank {numbers[0]} has drawn {loader.drawn} of {loader.length} batches of its pass {loader.number}"
         )
     facts += [f"rank {r.rank} had got {_signals(r)}" for r in gave_up if _signals(r)]
+    facts += _ways_out(case, training)
     what = "left its loop" if _has_batches_left(gave_up[0]) else "skipped a step (a batch without a backward)"
     places = [case.at(c.where) for r in gave_up[:1] if r.record and (c := r.record.inside) and c.where]
     places += [line for n in training[:1] if (r := case.evidence.rank(n)) for line in case.stands_at(r)[:1]]
@@ -84,11 +87,20 @@ def _by_lines(case: Case) -> Verdict | None:
         where=places,
         others=case.others([r.rank for r in left]),
         facts=[
-            f"the first line above is after the loop that {ranks_text(numbers)} {many(numbers, 'is', 'are')} in"
+            f"the first line above is after the loop that {ranks_text(numbers)} {many(numbers, 'is', 'are')} in",
+            *_ways_out(case, numbers),
         ],
         fix="give all ranks the same number of batches (or train inside `with model.join():`); decide an early stop on all ranks together",
         can_go_on=False,
     )
+
+
+def _ways_out(case: Case, training: list[int]) -> list[str]:
+    """Where the loop can be left, of which the others are inside."""
+    loops = [loop for n in training[:1] if (r := case.evidence.rank(n)) for loop in r.loops]
+    places = dict.fromkeys(p for loop in loops for p in ways_out(loop))
+    found = [f"the loop is left at {case.at(place)}" for place in list(places)[:2]]
+    return [*found, *value_facts(case)]
 
 
 def _loop_left(inside: Rank, after: Rank) -> Loop | None:

@@ -134,12 +134,12 @@ class Case:
         if record is not None and record.median_step_s == 0.0:
             # First steps: workers start, kernels compile, caches fill; but who sleeps or waits for a lock does none of it.
             limit = 20.0 if wants_core else STOOD_LIMIT_S if doing.kind in _IDLE else 8.0
-        if wants_core and rank.host_load > CROWDED:  # what it does with a core of its own takes it so much longer
-            limit *= rank.host_load / 2
         if rank.is_by_row:
             limit = max(limit, 10.0)  # its node did not answer in time: the next look may tell what it does
         if record is not None and record.phase in PATIENT_PHASES:
             limit = 30.0
+        if wants_core and rank.host_load > CROWDED:  # what it does with a core of its own takes it so much longer
+            limit *= rank.host_load / 2
         return waited < limit
 
     def doing(self, *kinds: str) -> list[tuple[Rank, acting.Activity]]:

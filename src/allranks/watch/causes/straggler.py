@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.watch.case import Case
+from allranks.watch.case import CROWDED, Case
 from allranks.watch.evidence import Rank, Slow
 from allranks.watch.verdict import Verdict, ranks_text
 
@@ -22,8 +22,9 @@ def find(case: Case) -> Verdict | None:
     rank = case.evidence.rank(slow.rank)
     if rank is None:
         return None
-    waits = [r.run_queue_share for r in case.evidence.ranks]
-    if min(waits) >= STARVED and slow.excess_s < MUCH * slow.step_s:
+    # The kernel counts a wait for a core when it ends, so that a short look may miss it; the load of the last minute does not.
+    lack_cores = all(r.run_queue_share >= STARVED or r.host_load > CROWDED for r in case.evidence.ranks)
+    if lack_cores and slow.excess_s < MUCH * slow.step_s:
         return None  # all ranks lack a core, and one of them most: that is the load of the host
     others = [r.rank for r in case.evidence.ranks if r.rank != slow.rank]
     share = slow.excess_s / slow.step_s if slow.step_s else 0.0

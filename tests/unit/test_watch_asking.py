@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from allranks.core.job import Job, NodeInfo
-from allranks.record import page
+from allranks.record import frames, page
 from allranks.record.writer import Writer
 from allranks.watch import asking, proc
 from allranks.watch.asking import Asker, Target
@@ -94,6 +96,56 @@ def test_process_when_looked_at_for_more_then_one_reading_from_outside_is_left(
     assert [bool(f) for f in found] == [True] * (asking.MOST_OUTSIDE - 1) + [False] * 2
     assert asker.stacks([target])
     assert Asker(asking.RESERVE_S).stacks([target], is_extra=True) == {}
+
+
+def answers(target: Target, monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
+    """No py-spy; the process writes this answer when it is asked for answer 3."""
+    Machine(monkeypatch, threads="RS")
+    monkeypatch.setattr(asking, "py_spy", lambda *_: "")
+    said = {
+        "answer": number,
+        "stacks": [["work", False, []], ["MainThread", True, [["/a/train.py", 7, "main"]]]],
+    }
+
+    def ask(path: str) -> int:
+        Path(path).with_suffix(".fr.json").write_text(json.dumps(said))
+        return 3
+
+    monkeypatch.setattr(asking.page, "ask", ask)
+
+
+def ticking(target: Target, ago_s: float) -> Target:
+    assert target.page is not None
+    return Target(PID, replace(target.page, tick_ns=time.monotonic_ns() - int(ago_s * 1e9)))
+
+
+def test_process_that_runs_when_there_is_no_py_spy_then_it_answers_itself(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(target, monkeypatch, number=3)
+    how, stacks = Asker(5.0).stacks([ticking(target, 0.1)])[PID]
+    assert how == "itself"
+    assert [s.frames for s in stacks if s.is_main] == [(Place("/a/train.py", 7, "main"),)]
+
+
+def test_process_when_it_cannot_take_its_lock_or_answers_late_then_nothing_is_taken_for_an_answer(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "ITSELF_S", 0.1)
+    answers(target, monkeypatch, number=3)
+    assert Asker(5.0).stacks([ticking(target, 0.8)]) == {}
+    answers(target, monkeypatch, number=2)  # to an earlier question
+    assert Asker(5.0).stacks([ticking(target, 0.1)]) == {}
+
+
+def test_stacks_when_a_process_reads_its_own_then_lines_and_the_main_thread() -> None:
+    found: list[list[Any]] = []
+    thread = threading.Thread(target=lambda: found.extend(frames.stacks()), name="asks")
+    thread.start()
+    thread.join()
+    ((_, _, lines),) = [s for s in found if s[1]]
+    assert any(file == __file__ and function.startswith("test_stacks") for file, _, function in lines)
+    assert "asks" not in [s[0] for s in found]
 
 
 class Talk:

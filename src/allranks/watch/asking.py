@@ -1,12 +1,14 @@
 """How is a process asked where its threads stand, without harm to it and within a given time?
 
 By a signal that faulthandler answers, which takes no GIL, where every thread of the process sleeps; else from outside, by py-spy without
-stopping it: a running thread's frames may be given free while faulthandler walks them, which ends the process.
+stopping it: a running thread's frames may be given free while faulthandler walks them, which ends the process. Where there is no
+py-spy, the process is asked itself by a word of its page; it answers while it can take Python's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -22,11 +24,14 @@ from allranks.record import page
 from allranks.watch import proc
 from allranks.watch.evidence import Stack
 from allranks.watch.stacks import is_inside, parse_faulthandler, parse_pyspy
+from allranks.watch.verdict import Place
 
 ANSWER_S = 0.25
 """For what the processes write when they are signalled."""
 OUTSIDE_S = 0.6
 """For one py-spy."""
+ITSELF_S = 0.35
+"""For the answer of a process that is asked itself: its record's thread looks ten times a second."""
 MIN_OUTSIDE_S = 0.05
 """Less is not enough for it."""
 MOST_OUTSIDE = 3
@@ -73,43 +78,44 @@ class Asker:
             is_extra: A look that can be done without: it leaves time, and one reading by py-spy, for those that cannot.
         """
         asked: dict[int, tuple[Path, int]] = {}
-        outside: list[int] = []
+        outside: list[Target] = []
+        by_pid: dict[int, Target] = {}
         for target in targets:
             if self.left_s <= (RESERVE_S if is_extra else 0.0):
                 break
             if proc.state(target.pid) in ("", "Z", "X"):
                 continue
-            found = target.page
+            found, by_pid[target.pid] = target.page, target
             if found is None or not _has_handler(found, target.pid):
-                outside.append(target.pid)
+                outside.append(target)
                 continue
             path = page.side_file(found, ".stack")
             size = path.stat().st_size if path.exists() else 0
             if not all_sleep(
                 target.pid
             ):  # read last: what is known of a thread grows old within microseconds
-                outside.append(target.pid)
+                outside.append(target)
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(target.pid, found.stack_signal)
                 asked[target.pid] = (path, size)
         out = _answers(asked, min(ANSWER_S, self.left_s))
-        silent = [p for p in asked if p not in out]
+        silent = [by_pid[p] for p in asked if p not in out]
         return {**out, **self._from_outside([*outside, *silent], is_extra=is_extra)}
 
-    def _from_outside(self, pids: Sequence[int], *, is_extra: bool) -> Stacks:
-        pids = [p for p in pids if self._outside[p] < MOST_OUTSIDE - is_extra]
+    def _from_outside(self, targets: Sequence[Target], *, is_extra: bool) -> Stacks:
+        pages = {t.pid: t.page for t in targets if self._outside[t.pid] < MOST_OUTSIDE - is_extra}
+        pids = list(pages)
         kept_s = RESERVE_S if is_extra else 0.0
         if not pids or self.left_s - kept_s < MIN_OUTSIDE_S:
             return {}
         self._outside.update(pids)
         with ThreadPoolExecutor(max_workers=8) as pool:
             texts = list(pool.map(lambda pid: py_spy(pid, min(OUTSIDE_S, self.left_s - kept_s)), pids))
-        return {
-            pid: ("py-spy", without_ours(parse_pyspy(text)))
-            for pid, text in zip(pids, texts, strict=True)
-            if text
-        }
+        read = {pid: parse_pyspy(text) for pid, text in zip(pids, texts, strict=True) if text}
+        found = {pid: ("py-spy", without_ours(stacks)) for pid, stacks in read.items()}
+        alone = {p: one for p, one in pages.items() if p not in found and one is not None and _ticks(one)}
+        return found | asked_itself(alone, min(ITSELF_S, self.left_s - kept_s))
 
 
 def _has_handler(found: page.Record, pid: int) -> bool:
@@ -147,6 +153,41 @@ def _answers(asked: dict[int, tuple[Path, int]], within_s: float) -> Stacks:
                 out[pid] = ("signal", without_ours(stacks))
             sizes[pid] = size
     return out
+
+
+def _ticks(found: page.Record) -> bool:
+    """Whether the record's own thread came by a moment ago: it can take Python's lock."""
+    return found.tick_ns > 0 and time.monotonic_ns() - found.tick_ns < 500_000_000
+
+
+def asked_itself(pages: dict[int, page.Record], within_s: float) -> Stacks:
+    """What processes say of themselves, where py-spy is not there or has no right to read them."""
+    numbers: dict[int, int] = {}
+    for pid, found in pages.items() if within_s > MIN_OUTSIDE_S else ():
+        with contextlib.suppress(OSError):
+            numbers[pid] = page.ask(found.path)
+    out: Stacks = {}
+    deadline = time.monotonic() + within_s
+    while len(out) < len(numbers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        for pid, number in numbers.items():
+            if pid not in out and (stacks := _answer_of(pages[pid], number)) is not None:
+                out[pid] = ("itself", without_ours(stacks))
+    return {pid: found for pid, found in out.items() if found[1]}
+
+
+def _answer_of(asked: page.Record, number: int) -> tuple[Stack, ...] | None:
+    """The stacks in an answer of this number or a later one; None if there is none yet."""
+    try:
+        found = json.loads(page.side_file(asked, ".fr.json").read_text(encoding="utf-8"))
+        if int(found["answer"]) < number:
+            return None
+        return tuple(
+            Stack(tuple(Place(str(f), int(n), str(w)) for f, n, w in frames), str(name), bool(is_main))
+            for name, is_main, frames in found.get("stacks", ())
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def py_spy(pid: int, within_s: float, *options: str) -> str:

@@ -71,7 +71,7 @@ def loss_of(step: int) -> float:
 
 def step_of(writer: Writer, value: float) -> None:
     """One step, as the mark of backward and the hook of the optimizer see it."""
-    if not writer.step & losses.mask:
+    if losses.is_due():
         losses.look((torch.tensor(value),), 0)
     writer.end_step()
 
@@ -196,7 +196,7 @@ def test_names_when_all_are_decided_then_losses_are_followed_no_more(writer: Wri
 def test_losses_of_some_steps_then_they_are_noted_on_every_rank(writer: Writer) -> None:
     for step in range(600):
         step_of(writer, loss_of(step))
-    assert [n["step"] for n in noted(writer, "loss")] == [9, 65, 513]
+    assert [n["step"] for n in noted(writer, "loss")] == list(losses.NOTED[:3])
 
 
 # --- the own share ---
@@ -311,6 +311,23 @@ def test_wandb_and_mlflow_and_run_log_when_marked_then_what_they_are_given_is_th
     JsonLines().log({"f": 0.5}, step=6)
     assert calls == [({"a": 0.5, "b": {"c": 1.5}}, 3, False), ("d", 0.5, 4), ({"e": 0.5}, 5), ({"f": 0.5}, 6)]
     assert [n["name"] for n in noted(writer, "logs")] == ["a", "b.c", "d", "e", "f"]
+
+
+def test_logger_then_its_time_is_that_of_logging_also_when_it_raises(writer: Writer) -> None:
+    phases: list[int] = []
+
+    class Run:
+        def log(self, data: Any) -> None:
+            phases.append(writer.words[at.W_PHASE] & 255)
+            raise KeyError("its own")
+
+    logged.mark_wandb(SimpleNamespace(Run=Run))
+    writer.mark(at.PYTHON)
+    with pytest.raises(KeyError):
+        Run().log({})
+    assert phases == [at.LOG]
+    assert writer.words[at.W_PHASE] & 255 == at.PYTHON
+    assert writer.spent_ns[at.LOG] > 0
 
 
 def test_logger_when_it_raises_or_is_given_something_odd_then_that_is_its_own_affair(writer: Writer) -> None:

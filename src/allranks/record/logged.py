@@ -4,7 +4,7 @@
     the own share    it is logged after an evaluation of this rank's share of a data set, and no collective was called since its first batch
 
 Seen are the loggers that scripts call themselves: add_scalar(s) of tensorboard's SummaryWriter, wandb's Run.log, mlflow's log_metric(s),
-and run.log of allranks.
+and run.log of allranks. Their time is that of logging.
 Each rank notes which names it logs, and perf/own_values.py asks whether it is the only one. A call costs a look-up once its name is
 decided; losses are followed, for a limited number of quick steps, only where a logger is in use (losses.py). No torch here.
 """
@@ -48,7 +48,11 @@ class _Name:
 
     def __init__(self) -> None:
         self.is_done, self.tries = False, 0
-        self.at: tuple[int, int, float] = (0, 0, 0.0)  # losses until then, and the value: two loggers may be given the same
+        self.at: tuple[int, int, float] = (
+            0,
+            0,
+            0.0,
+        )  # losses until then, and the value: two loggers may be given the same
         self.seen: list[tuple[float, dict[str, float]]] = []  # value, and the losses that it may be
         self.since: tuple[int, int, float] = (0, 0, 0.0)  # of the call before: as _Losses.now
 
@@ -94,7 +98,7 @@ class _Losses:
         if states.is_quick:
             self.left -= 1
         if self.left <= 0 or all(one.is_done for one in _names.values()):
-            losses.follow = None
+            losses.following(None)
 
 
 _names: dict[str, _Name] = {}
@@ -152,12 +156,18 @@ def _marked(log: Callable[..., Any], call: str, values: Callable[..., Iterable[t
 
     @functools.wraps(log)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        result = log(*args, **kwargs)  # first: it waits for a GPU where the value is there
-        if _writer.words[at.W_WORLD_SIZE] > 1 and get_ident() == _writer.owner:
+        if get_ident() != _writer.owner:
+            return log(*args, **kwargs)
+        before = _writer.mark(at.LOG | _lines.here())
+        try:
+            result = log(*args, **kwargs)  # first: it waits for a GPU where the value is there
+        finally:
+            _writer.mark(before)
+        if _writer.words[at.W_WORLD_SIZE] > 1:
             try:
                 _see(values(*args[:count], **{k: v for k, v in kwargs.items() if k in _VALUES}), call)
             except Exception:  # noqa: BLE001 - a look is not worth the user's step
-                losses.follow = None
+                losses.following(None)
         return result
 
     return marked
@@ -203,7 +213,7 @@ def _as_loss(one: _Name, value: float) -> dict[str, Any] | None:
         _losses.generation += 1  # what came before was not seen
         _losses.recent.clear()
         _losses.step = _writer.step
-        losses.follow, losses.mask = _losses.see, losses.EVERY
+        losses.following(_losses.see)
     if losses.follow is None:
         return None
     losses.settle()
@@ -298,7 +308,8 @@ def _share(facts: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _after_fork() -> None:
     global _losses
-    losses.follow, _losses = None, _Losses()
+    losses.following(None)
+    _losses = _Losses()
     _names.clear()
     _shares.clear()
 

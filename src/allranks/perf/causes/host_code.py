@@ -23,7 +23,7 @@ def find(view: View) -> Cause | None:
     cost = worst.per_step("python") + worst.per_step("log")
     ranks = tuple(r.rank for r in slow)
     facts = (
-        [f"logging through allranks takes {ms(worst.per_step('log'))} of it"]
+        [f"logging takes {ms(worst.per_step('log'))} of it"]
         if worst.parts.get("log")
         else []
     )

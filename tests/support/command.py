@@ -135,7 +135,7 @@ class RunCommand(Protocol):
     def __call__(
         self,
         *args: str | Path,
-        timeout_s: float = 60,
+        timeout_s: float = 100,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         may_leave: bool = False,
@@ -164,7 +164,7 @@ def run_command(start_command: StartCommand) -> RunCommand:
 
     def run(
         *args: str | Path,
-        timeout_s: float = 60,
+        timeout_s: float = 100,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         may_leave: bool = False,
@@ -187,7 +187,7 @@ def allranks(run_command: RunCommand) -> RunCommand:
 
     def run(
         *args: str | Path,
-        timeout_s: float = 60,
+        timeout_s: float = 100,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         may_leave: bool = False,

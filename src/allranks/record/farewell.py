@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from time import monotonic_ns
 
 from allranks.record import layout as at
 from allranks.record import process
@@ -94,6 +95,7 @@ def _note_exit(code: int) -> None:
     error = sys.exc_info()[1]
     if code and error is not None and not isinstance(error, SystemExit):
         record_exception(error)  # "except Exception: ...; sys.exit(1)" would hide it
+    process.WRITER.end_light(monotonic_ns())  # every mark from now on is seen
     _last_mark = process.WRITER.words[at.W_SINCE_NS]
     _exit_call = (code, process.WRITER.string(line_of_call(3)))
 

@@ -33,10 +33,10 @@ def stack_signal() -> int:
 def preference(step: int) -> int:
     """Which steps are timed where not all can be: those of high preference, the same ones on every rank.
 
-    Half of all steps have 0, a quarter 1, ...; spread without a period, since much in a loop has one (loader workers take turns).
+    Half of all steps have 0, a quarter 1, ...; spread evenly but without a period (multiples of the golden ratio: of every eight, they
+    are 5, 8 or 13 apart), since much in a loop has one (loader workers take turns).
     """
-    mixed = (step * 2654435761 >> 12) & 0xFFFF | 0x10000
-    return (mixed & -mixed).bit_length() - 1
+    return 32 - (step * 2654435761 & 0xFFFFFFFF).bit_length()
 
 
 # So often is a step timed: asking torch when the last gradient came takes 30 us where its code is not in the cache.
@@ -48,16 +48,27 @@ def next_timed(step: int, length_ns: int) -> int:
     least = 0
     while least < MAX_PREFERENCE and length_ns << least < TIMED_EVERY_NS:
         least += 1
-    step += 1
-    while preference(step) < least:
+    return next_preferred(step, least)
+
+
+LOOKED_PREFERENCE = 3
+"""Of quick steps those are looked at whose preference is at least this: every eighth."""
+
+
+def next_preferred(step: int, least: int) -> int:
+    """The next step after `step` of a preference of at least `least`."""
+    step, most = step + 1, 1 << 32 - least
+    while (
+        step * 2654435761 & 0xFFFFFFFF >= most
+    ):  # the lines of `preference`: called in every step that is looked at
         step += 1
     return step
 
 
-# Phases. PYTHON is the user's code between the calls that are marked.
+# Phases. PYTHON is the user's code between the calls that are marked; UNMARKED, which W_PHASE never has, the time of light marks.
 START, IMPORT, INIT, BUILD, PYTHON, DATA, FORWARD, BACKWARD = range(8)
-OPTIMIZER, COLLECTIVE, CHECKPOINT, EVALUATE, EXIT, COPY, LOG = range(8, 15)
-NUM_PHASES = 16  # room for more
+OPTIMIZER, COLLECTIVE, CHECKPOINT, EVALUATE, EXIT, COPY, LOG, UNMARKED = range(8, 16)
+NUM_PHASES = 16
 
 # Roles.
 OTHER, RANK_ROLE, LOADER_WORKER = range(3)

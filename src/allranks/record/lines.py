@@ -67,7 +67,10 @@ class Lines:
         Args:
             depth: Frames that are passed over unseen.
         """
-        frame = _getframe(depth)
+        return self.of(_getframe(depth))
+
+    def of(self, frame: FrameType | None) -> int:
+        """The same of `frame` and what called it."""
         places = self._places
         while frame is not None:
             found = places.get(id(frame.f_code))

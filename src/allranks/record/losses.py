@@ -20,14 +20,31 @@ _writer = process.WRITER
 KIND = "not_finite"
 EVERY, EIGHTH, NEVER = 0, 7, -1
 mask = EVERY
-"""A step is looked at where `step & mask` is 0: all of its losses."""
+"""EIGHTH: those of the steps that are looked at (Writer.is_looked); EVERY: of the others, too, if their marks are whole."""
 follow: Callable[[float | None], None] | None = None
 """Is told every loss, also of quick steps, while logged.py compares them with what the script logs."""
+
+
+def following(see: Callable[[float | None], None] | None) -> None:
+    """Tell `see` every loss from now on, also of quick steps; None: no longer."""
+    global follow, mask
+    follow = see
+    states.wants_all = see is not None
+    if see is not None:
+        mask = EVERY if mask != NEVER else NEVER
+        _writer.may_be_light = False
+        _writer.end_light(monotonic_ns())
+
+
 _looked = _before = 0  # the last steps that were looked at, 1 = the first
-FIRST_NOTED, NOTED_TIMES, MOST_NOTED = 9, 8, 8 * 8 * 8 * 8
-"""Steps 9, 65, 513 and 4097, which every rank looks at: their losses are noted, for perf/own_values.py to compare."""
-NEVER_NOTED = 1 << 62
-_to_note = FIRST_NOTED
+NOTED = tuple(at.next_preferred(behind, at.LOOKED_PREFERENCE) for behind in (8, 64, 512, 4096))
+"""Steps that every rank looks at, how quick they may be: their losses are noted, for perf/own_values.py to compare."""
+_to_note = NOTED
+
+
+def is_due() -> bool:
+    """Whether the loss of a backward that begins now is looked at."""
+    return not mask or (mask != NEVER and _writer.is_looked)
 
 
 def look(args: tuple[Any, ...], line: int) -> None:
@@ -66,7 +83,7 @@ def _judge(value: Any, step: int, line: int) -> None:
     _writer.loss = value
     if follow is not None:
         follow(value)
-    if step >= _to_note:
+    if _to_note and step >= _to_note[0]:
         _note(value, step)
     if step != _looked:
         _before, _looked = _looked, step
@@ -83,10 +100,10 @@ def _judge(value: Any, step: int, line: int) -> None:
 def _note(value: Any, step: int) -> None:
     """The first loss of a step that is compared between ranks."""
     global _to_note
-    if step == _to_note and value - value == 0 and _writer.words[at.W_WORLD_SIZE] > 1:
+    if step == _to_note[0] and value - value == 0 and _writer.words[at.W_WORLD_SIZE] > 1:
         notes.note("loss", step=step, value=value)
-    while _to_note <= step:
-        _to_note = (_to_note - 1) * NOTED_TIMES + 1 if _to_note < MOST_NOTED else NEVER_NOTED
+    while _to_note and _to_note[0] <= step:
+        _to_note = _to_note[1:]
 
 
 _on_its_way: tuple[int, int] | None = None  # step and line of the loss whose value is being copied
@@ -125,7 +142,7 @@ def settle() -> None:
 
 def _after_fork() -> None:
     global mask, _looked, _before, _on_its_way, _room, _to_note
-    mask, _looked, _before, _on_its_way, _room, _to_note = EVERY, 0, 0, None, None, FIRST_NOTED
+    mask, _looked, _before, _on_its_way, _room, _to_note = EVERY, 0, 0, None, None, NOTED
 
 
 process.AFTER_FORK.append(_after_fork)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from allranks.record import layout as at
@@ -83,7 +84,7 @@ class PageReader:
             ticks=w[at.W_TICKS],
             tick_ns=w[at.W_TICK_NS],
             answered=w[at.W_ANSWERED],
-            marks=w[at.W_SINCE_NS],
+            marks=_marks(w),
             phase=_PHASES[w[at.W_PHASE] & 0xFF],
             phase_since_ns=w[at.W_SINCE_NS],
             step=w[at.W_STEP],
@@ -177,6 +178,11 @@ _EXIT_KINDS = tuple(ExitKind)
 _KINDS = {at.NAN: "nan", at.PLUS_INF: "inf", at.MINUS_INF: "-inf"}
 
 
+def _marks(w: Sequence[int]) -> int:
+    """A number that is another after each mark; light ones keep no clock."""
+    return hash((w[at.W_SINCE_NS], w[at.W_PHASE], w[at.W_STEP], w[at.W_MICRO_STEP]))
+
+
 def _read_bytes(descriptor: int) -> bytes:
     data = os.pread(descriptor, at.PAGE_BYTES, 0)
     if len(data) != at.PAGE_BYTES:
@@ -185,8 +191,8 @@ def _read_bytes(descriptor: int) -> bytes:
 
 
 def _is_same(one: bytes, other: bytes) -> bool:
-    # Phase, line and since when are equal in two copies: no mark fell into the first.
-    low, high = 8 * at.W_SINCE_NS, 8 * (at.W_PHASE + 1)
+    # Since when, phase, line, step and micro-step are equal in two copies: no mark fell into the first.
+    low, high = 8 * at.W_SINCE_NS, 8 * (at.W_MICRO_STEP + 1)
     return one[low:high] == other[low:high]
 
 
@@ -240,7 +246,7 @@ class _Parser:
             tick_ns=w[at.W_TICK_NS],
             asked=w[at.W_ASK],
             answered=w[at.W_ANSWERED],
-            marks=w[at.W_SINCE_NS],
+            marks=_marks(w),
             phase=Phase(phase),
             phase_since_ns=w[at.W_SINCE_NS],
             line=self.string(w[at.W_PHASE] >> 8),

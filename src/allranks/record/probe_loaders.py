@@ -6,6 +6,7 @@ import functools
 import inspect
 from _thread import get_ident
 from collections.abc import Callable, Iterator
+from itertools import islice
 from time import monotonic_ns
 from typing import Any
 
@@ -24,7 +25,7 @@ class Pass:
     """One pass over a loader; hangs on its iterator."""
 
     __slots__ = (
-        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "pids", "started_ns",
+        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "passed", "pids", "started_ns",
     )  # fmt: skip
 
     def __init__(self, loader: Any, line: int) -> None:
@@ -32,6 +33,7 @@ class Pass:
         _passes += 1
         self.number, self.key, self.started_ns = _passes, at.DATA | line, monotonic_ns()
         self.drawn = self.ended_ns = 0
+        self.passed = 0  # batches since, whose indices nobody asked for
         self.length = compat.loader_length(loader)
         self.num_workers = int(getattr(loader, "num_workers", 0) or 0)
         self.pids: list[int] = []
@@ -105,6 +107,26 @@ def _show(one: Pass) -> None:
 def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
     writer = _writer
 
+    def drawn_lightly(one: Pass, light: memoryview, self: Any) -> Any:
+        before = light[W_PHASE]
+        light[W_PHASE] = one.key
+        try:
+            batch = draw(self)
+        except StopIteration:
+            _pass_ended(one)
+            raise
+        finally:
+            if writer.light is not None:
+                light[W_PHASE] = before
+            else:  # ended meanwhile
+                writer.mark(before)
+        light[_DRAWN] = one.drawn = one.drawn + 1
+        if one.followed is None:
+            one.passed += 1
+        else:
+            _take_indices(one)
+        return batch
+
     @functools.wraps(draw)
     def marked(self: Any) -> Any:
         try:
@@ -116,6 +138,8 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return draw(self)
         if one is not _current:
             _show(one)
+        if writer.light is not None:
+            return drawn_lightly(one, writer.light, self)
         words = writer.words  # the lines of writer.mark, as in probe_training.py
         before, begin = words[W_PHASE], monotonic_ns()
         _spent[before & 255] += begin - words[W_SINCE_NS]
@@ -123,10 +147,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             batch = draw(self)
         except StopIteration:
-            one.ended_ns = words[_ENDED_NS] = monotonic_ns()
-            if one.followed is not None:
-                passes.ended(one.followed)
-                one.followed = None
+            _pass_ended(one)
             raise
         finally:
             end = monotonic_ns()
@@ -135,12 +156,28 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         words[_DRAWN] = one.drawn = one.drawn + 1
         if writer.is_timed:
             writer.times[at.M_DATA_FROM], writer.times[at.M_DATA_TO] = begin, end
-        passes.batch = indices = next(one.indices, None)
-        if one.followed is not None and not passes.handed(one.followed, indices):
-            one.followed = None
+        _take_indices(one)
         return batch
 
     return marked
+
+
+def _take_indices(one: Pass) -> None:
+    """Those of the batch that was handed out last."""
+    if one.passed:
+        for _ in islice(one.indices, one.passed):
+            pass
+        one.passed = 0
+    passes.batch = indices = next(one.indices, None)
+    if one.followed is not None and not passes.handed(one.followed, indices):
+        one.followed = None
+
+
+def _pass_ended(one: Pass) -> None:
+    one.ended_ns = _writer.words[_ENDED_NS] = monotonic_ns()
+    if one.followed is not None:
+        passes.ended(one.followed)
+        one.followed = None
 
 
 def mark_workers(module: Any) -> None:

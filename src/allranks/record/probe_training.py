@@ -1,8 +1,9 @@
 """Marks of a training step: DDP, backward, optimizer (files.py has torch.save).
 
 These are in the way of every step, so they are written to cost little where nothing of them is in the processor's cache
-(bench/watch/in_place.py): the lines of `Writer.mark` and of `Lines.here` stand in them, moments are kept only in steps that are timed,
-and what need not be looked at in every step of quick ones is behind one comparison.
+(bench/watch/in_place.py): the lines of `Writer.mark` and of `Lines.here` stand in them, and moments are kept only in steps that are
+timed. In most of quick steps `writer.light` is there: then a mark is a store of the phase before and one after, and the line is the one
+that called last (light.py; the tick thread looks for the line of a step that does not end).
 """
 
 from __future__ import annotations
@@ -59,6 +60,19 @@ def mark_backward(module: Any) -> None:
     def marked(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != writer.owner:
             return backward(*args, **kwargs)
+        if (light := writer.light) is not None:
+            before = light[W_PHASE]
+            light[W_PHASE] = BACKWARD | seen[3]
+            try:
+                return backward(*args, **kwargs)
+            except BaseException as error:
+                states.communication_failed(error, "backward")
+                raise
+            finally:
+                if writer.light is not None:
+                    light[W_PHASE] = before
+                else:  # ended meanwhile
+                    writer.mark(before)
         depth, code, lasti, line = seen
         try:
             frame = _getframe(depth)
@@ -71,7 +85,7 @@ def mark_backward(module: Any) -> None:
         _spent[before & 255] += begin - words[W_SINCE_NS]
         words[W_PHASE], words[W_SINCE_NS] = BACKWARD | line, begin
         try:
-            if not writer.step & losses.mask:
+            if losses.is_due():
                 losses.look(args, line)
             result = backward(*args, **kwargs)
         except BaseException as error:
@@ -187,10 +201,35 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     writer = _writer
     seen, find = _lines.watcher()
 
+    def marked_lightly(light: memoryview, self: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = light[W_PHASE]
+        light[W_PHASE] = FORWARD | seen[3]
+        try:
+            result = forward(self, *inputs, **kwargs)
+        except BaseException as error:
+            states.communication_failed(error, "forward")
+            raise
+        finally:
+            if writer.light is not None:
+                light[W_PHASE] = before
+            else:
+                writer.mark(before)
+        light[W_MICRO_STEP] += 1
+        if self.require_backward_grad_sync:
+            states.syncs += 1
+            states.is_synchronised = True
+        else:
+            states.is_synchronised = False
+        return result
+
     @functools.wraps(forward)
     def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if get_ident() != writer.owner:
             return forward(self, *inputs, **kwargs)
+        if (light := writer.light) is not None:
+            if is_grad_enabled() and id(self) == states.newest:
+                return marked_lightly(light, self, inputs, kwargs)
+            writer.end_light(monotonic_ns())
         depth, code, lasti, line = seen
         try:
             frame = _getframe(depth)
@@ -218,7 +257,7 @@ def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
                 states.is_synchronised = True
             else:
                 states.is_synchronised = False
-            if not writer.step & states.mask or writer.is_timed or id(self) != states.newest:
+            if writer.is_looked or id(self) != states.newest:
                 _look(self, inputs, result, begin, end)
         else:  # evaluation, whatever the script calls it
             writer.moved_ns[FORWARD] -= end - begin
@@ -266,12 +305,14 @@ def mark_optimizers(module: Any) -> None:
             gradients.stepping()
         words = writer.words
         if outer is None or words[W_PHASE] != OPTIMIZER:  # or an earlier step raised
-            outer = optimizer
-            before, begin = words[W_PHASE], monotonic_ns()
-            _spent[before & 255] += begin - words[W_SINCE_NS]
-            words[W_PHASE], words[W_SINCE_NS] = OPTIMIZER, begin
-            if writer.is_timed:
-                writer.times[at.M_OPTIMIZER_FROM] = begin
+            outer, before = optimizer, words[W_PHASE]
+            if writer.light is None:
+                begin = monotonic_ns()
+                _spent[before & 255] += begin - words[W_SINCE_NS]
+                words[W_SINCE_NS] = begin
+                if writer.is_timed:
+                    writer.times[at.M_OPTIMIZER_FROM] = begin
+            words[W_PHASE] = OPTIMIZER
 
     def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal outer
@@ -279,8 +320,10 @@ def mark_optimizers(module: Any) -> None:
             return
         outer = None
         words, end = writer.words, monotonic_ns()
-        _spent[OPTIMIZER] += end - words[W_SINCE_NS]
-        words[W_PHASE], words[W_SINCE_NS] = before, end
+        if writer.light is None:
+            _spent[OPTIMIZER] += end - words[W_SINCE_NS]
+            words[W_SINCE_NS] = end
+        words[W_PHASE] = before
         if writer.is_library_stepped:
             step = writer.step + 1  # the library says so in a moment
         elif (step := writer.end_step(end)) >= states.next_note_step:

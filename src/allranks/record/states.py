@@ -19,8 +19,7 @@ inside: set[int] = set()
 world: Any = None
 
 
-# A call into torch costs 5 us where its code is not in the processor's cache. So only every 16th of steps that are
-# quicker than this has one.
+# A call into torch costs 5 us where its code is not in the processor's cache. So few of steps that are quicker than this have one.
 QUICK_STEP_NS = 6_000_000
 NEVER = 1 << 62
 next_note_step = 0
@@ -78,15 +77,14 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
         replica.is_autocast = compat.is_autocast_on()
 
 
-is_quick = False
-SELDOM = 7
-mask = 0  # a step is looked at where `step & mask` is 0: every eighth of quick ones
+is_quick = False  # and then every eighth step is looked at: writer.is_looked
+wants_all = False  # something wants each step looked at
 _noted = (0, 0)  # step, ns
 
 
 def note_step_end() -> None:
     """How many collectives were issued when a step ended; all ranks must agree on it."""
-    global next_note_step, _noted, is_quick, mask
+    global next_note_step, _noted, is_quick
     words, step, now = _writer.words, _writer.step, monotonic_ns()
     if world is not None:
         words[at.W_SEQ_STEP] = -1
@@ -94,7 +92,7 @@ def note_step_end() -> None:
         words[at.W_SEQ_STEP] = step
     is_quick = now - _noted[1] < QUICK_STEP_NS * max(1, step - _noted[0])
     _noted = step, now
-    mask = SELDOM if is_quick else 0
+    _writer.may_be_light = is_quick and not wants_all
     next_note_step = (step // 16 + 1) * 16 if is_quick else step + 1
 
 

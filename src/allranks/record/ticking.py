@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from time import monotonic_ns
 
-from allranks.record import compat, process, states
+from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
+from allranks.record.light import LONG_NS
 
 EVERY_S = 0.1
 _SWEEP_EVERY = 100  # ticks
@@ -58,6 +60,8 @@ def _tick(stop: threading.Event) -> None:
         words = writer.words
         words[at.W_TICK_NS] = monotonic_ns()
         words[at.W_TICKS] = ticks
+        if writer.light is not None:
+            _look_at_light()
         writer.flush()
         if states.world is not None:
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
@@ -65,6 +69,20 @@ def _tick(stop: threading.Event) -> None:
             _answer_aside(words[at.W_ASK])
         if ticks % _SWEEP_EVERY == 0:
             _sweep()
+
+
+def _look_at_light() -> None:
+    """A step whose marks are light goes on for too long for one: from now on they are whole, and its line is looked for."""
+    writer, words = process.WRITER, process.WRITER.words
+    ended = words[at.STEP_ENDS + writer.step % at.NUM_STEP_ENDS]
+    if monotonic_ns() - ended < LONG_NS:
+        return
+    writer.end_light(max(ended, words[at.W_SINCE_NS]))
+    before = words[at.W_PHASE]
+    if before & 0xFF in (at.FORWARD, at.BACKWARD):
+        line = process.LINES.of(sys._current_frames().get(writer.owner))
+        if words[at.W_PHASE] == before:
+            words[at.W_PHASE] = before & 0xFF | line
 
 
 _answering: threading.Thread | None = None
@@ -90,7 +108,11 @@ def _answer(number: int) -> None:
     found = {source: _parsed(text) for source, text in compat.flight_entries()}
     making = Path(f"{path}.new")
     try:
-        making.write_text(json.dumps({"answer": number, "rank": writer.words[at.W_RANK], **found}))
+        making.write_text(
+            json.dumps(
+                {"answer": number, "rank": writer.words[at.W_RANK], "stacks": frames.stacks(), **found}
+            )
+        )
         making.replace(path)
     except OSError:
         return

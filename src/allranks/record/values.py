@@ -226,7 +226,7 @@ class Record:
     tick_ns: int  # old while the process lives: its GIL is held, or it is stopped
     asked: int
     answered: int
-    marks: int  # grows with every change of phase; compare it, do not count with it
+    marks: int  # another after every mark: compare it, do not count with it
     phase: Phase
     phase_since_ns: int
     line: str  # the user's line of the phase, "file:line function"; "" not known

@@ -19,6 +19,8 @@ from time import monotonic_ns, time_ns
 
 from allranks.record import layout as at
 from allranks.record.layout import STEP_ENDS, W_MICRO_STEP, W_PHASE, W_SINCE_NS, W_STEP, W_STEP_ISSUED
+from allranks.record.light import Shares
+from allranks.record.texts import Texts
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
@@ -28,50 +30,48 @@ if TYPE_CHECKING:
 LAST_STEP_END = at.NUM_STEP_ENDS - 1
 
 
-class Writer:
+class Writer(Texts):
     """The record of this process: in memory, or in a page once it is told where by `open`."""
 
     __slots__ = (
         "_backward_before",
         "_before_evaluation",
         "_exchanged_before",
-        "_generation",
-        "_next_string",
-        "_numbers",
+        "_shares",
         "_slots",
         "_timed",
         "_timed_ns",
         "_timed_step",
-        "buffer",
         "buffers_ns",
         "exchanged_ns",
         "exchanged_of_ns",
         "exchanged_steps",
         "is_library_stepped",
+        "is_looked",
         "is_timed",
         "issued",
+        "light",
         "loss",
         "mark",
+        "may_be_light",
         "moved_ns",
+        "next_looked",
         "next_timed",
-        "on_strings_full",
         "owner",
         "path",
         "spent_ns",
         "stack",
         "step",
         "times",
-        "words",
     )
 
     def __init__(self) -> None:
-        self.on_strings_full: list[Callable[[], None]] = []
+        super().__init__()
         self.spent_ns = [0] * at.NUM_PHASES
         self.moved_ns = [0] * at.NUM_PHASES  # to another phase than the mark's: all that an evaluation does
         # The moments of the step that goes on; what a step does not have is of an older one.
         self.times = [0] * at.TIMED_WORDS
         self.stack: list[int] = []
-        self._numbers: dict[str, int] = {}
         self._start(bytearray(at.PAGE_BYTES), None)
 
     def open(self, folder: str) -> None:
@@ -117,20 +117,17 @@ class Writer:
         self._backward_before = self._exchanged_before = 0
         self.loss: float | None = None
         self.next_timed, self.is_timed = 1, True
+        # Whether the step that goes on is looked at; if not, `light` is the words for its marks to write to, without a clock (light.py).
+        self.next_looked, self.is_looked, self.may_be_light = 1, True, False
+        self.light: memoryview | None = None
+        self._shares = Shares()
         self._timed = self._timed_step = self._timed_ns = 0
         # mark(phase | line << 8), for the owner: what the process does now; gives what it did before, to be given back.
-        self.mark = _make_mark(self.words, self.spent_ns)
+        self.mark = self._make_mark(self.words, self.spent_ns)
         self.is_library_stepped = False
-        self._next_string = at.STRINGS
-        self._generation = 0
         self._slots = count(1)
-        self._forget_strings()
+        self._begin_texts()
         self._fill()
-
-    def _forget_strings(self) -> None:
-        self._numbers.clear()
-        for forget in self.on_strings_full:
-            forget()
 
     def _fill(self) -> None:
         w = self.words
@@ -144,6 +141,20 @@ class Writer:
         w[at.W_MAGIC] = at.MAGIC  # last: now it is a page
 
     # -- phases ---------------------------------------------------------------------------------------------
+
+    def _make_mark(self, words: memoryview, spent_ns: list[int]) -> Callable[[int], int]:
+        words[W_SINCE_NS] = monotonic_ns()
+
+        def mark(key: int) -> int:
+            now = monotonic_ns()
+            if self.light is not None:
+                self.end_light(now)
+            before = words[W_PHASE]
+            spent_ns[before & 255] += now - words[W_SINCE_NS]
+            words[W_PHASE], words[W_SINCE_NS] = key, now
+            return before
+
+        return mark
 
     def phase(self, phase: int, line: int = 0) -> None:
         """The process now does `phase`, until `leave`; `line` is a number from `string`."""
@@ -163,25 +174,33 @@ class Writer:
     def _spent(self) -> list[int]:
         return [spent + moved for spent, moved in zip(self.spent_ns, self.moved_ns, strict=True)]
 
+    def end_light(self, now: int) -> None:
+        """From now on the marks of this step have clocks."""
+        if self.light is not None:
+            self.light = None
+            w = self.words
+            self.spent_ns[at.UNMARKED] += max(0, now - w[W_SINCE_NS])
+            w[W_SINCE_NS] = now
+
     def flush(self) -> None:
         """Put the cumulative times into the page: done ten times a second, not at every mark."""
         w = self.words
         since, phase, now = w[at.W_SINCE_NS], w[at.W_PHASE] & 0xFF, monotonic_ns()
-        spent, before = self._spent(), self._before_evaluation
-        w[at.CUM_NS : at.CUM_NS + at.NUM_PHASES] = memoryview(array("q", self.spent_ns))
-        spent[phase] += max(0, now - since)
+        ended, before = self._spent(), self._before_evaluation
+        spent = list(ended)
+        spent[at.UNMARKED if self.light is not None else phase] += max(0, now - since)
         if before is not None:
             spent = _within(spent, before)
+        guessed = self._shares.share_out(spent[at.UNMARKED])
+        for times in (ended, spent):
+            times[:] = [known + more for known, more in zip(times, guessed, strict=True)]
+            times[at.UNMARKED] = 0
+        w[at.CUM_NS : at.CUM_NS + at.NUM_PHASES] = memoryview(array("q", ended))
         loss = self.loss
         has_loss = loss is not None and -1e12 < loss < 1e12
-        times = array(
-            "q", (now, self.step, self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns, has_loss)
-        )
-        times.append(int(loss * 1e6) if has_loss and loss is not None else 0)
-        times.append(0)
-        times.extend(spent)
-        times.extend((0, 0, 0, now))
-        w[at.TIMES : at.TIMES + at.TIMES_WORDS] = memoryview(times)
+        row = array("q", (now, self.step, self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns, has_loss))
+        row.extend((int(loss * 1e6) if has_loss and loss is not None else 0, 0, *spent, 0, 0, 0, now))
+        w[at.TIMES : at.TIMES + at.TIMES_WORDS] = memoryview(row)
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -203,19 +222,39 @@ class Writer:
         w = self.words
         self.step = step = self.step + 1
         w[STEP_ENDS + (step & LAST_STEP_END)] = now = now or monotonic_ns()
-        if step + 1 >= self.next_timed:
-            self._time(step, now)
+        if step + 1 >= self.next_looked or self.light is None:
+            self._look(step, now)
         w[W_MICRO_STEP] = 0
         w[W_STEP_ISSUED] = self.issued
         w[W_STEP] = step
         return step
 
-    def _time(self, step: int, now: int) -> None:
-        """A step that was timed has ended, or one that will be begins."""
-        if step >= self.next_timed:
-            self._keep_times(step, now)
+    def _look(self, step: int, now: int) -> None:
+        """A step that was looked at has ended, or one that will be begins, or something has ended the light marks of a step."""
+        w = self.words
+        if self.light is None:
+            self.spent_ns[w[W_PHASE] & 0xFF] += max(0, now - w[W_SINCE_NS])
+            w[W_SINCE_NS] = now
+        if step >= self.next_looked:
+            if step >= self.next_timed:
+                self._keep_times(step, now)
+            self._shares.ended(self.spent_ns)
+            self.next_looked = step + 1
+            if self.may_be_light:
+                self.next_looked = min(self.next_timed, at.next_preferred(step, at.LOOKED_PREFERENCE))
         self.is_timed = step + 1 >= self.next_timed
-        if step + 1 == self.next_timed:  # of the step that begins, all of the backward will be wanted
+        self.is_looked = step + 1 >= self.next_looked
+        if not self.is_looked:
+            if (
+                w[W_PHASE] & 0xFF == at.PYTHON
+                and self._before_evaluation is None
+                and get_ident() == self.owner
+            ):
+                self.light = w
+            return
+        self.end_light(now)
+        self._shares.begins(self.spent_ns)
+        if self.is_timed:  # all of its backward will be wanted
             self._backward_before = self.spent_ns[at.BACKWARD]
 
     def _keep_times(self, step: int, now: int) -> None:
@@ -298,47 +337,7 @@ class Writer:
         """A context: this process is inside a collective that torch's own marks do not see."""
         return _Inside(self, op, line)
 
-    # -- texts ----------------------------------------------------------------------------------------------
-
-    def string(self, text: str) -> int:
-        """A number for `text`, the same each time, 0 for the empty one; starts over when the room is full."""
-        if not text:
-            return 0
-        number = self._numbers.get(text)
-        return self._add_string(text) if number is None else number
-
-    def name_of(self, number: int) -> str:
-        """The text that `string` gave `number` for; "" if it is written over. Not for every step."""
-        return next((text for text, known in self._numbers.items() if known == number), "")
-
-    def _add_string(self, text: str) -> int:
-        raw = text.encode("utf-8", "replace")
-        if len(raw) > at.MAX_STRING_BYTES:  # the end says more: it has the line and the function
-            raw = b"..." + raw[3 - at.MAX_STRING_BYTES :]
-        size = 2 + (len(raw) + 7) // 8
-        if self._next_string + size > at.STRINGS_END:
-            self._next_string = at.STRINGS
-            self._generation += 1
-            self._forget_strings()
-        word = self._next_string
-        self._next_string = word + size
-        number = (self._generation << 16) | word
-        w = self.words
-        for old in range(word, word + size):  # a number of the generation before must not be found here
-            w[old] = 0
-        self._bytes(word + 1, raw)
-        w[word] = number
-        self._numbers[text] = number
-        return number
-
-    def text(self, word: int, text: str, most: int) -> None:
-        """Write `text`, cut to `most` bytes, into the fixed place at `word`."""
-        self._bytes(word, text.encode("utf-8", "replace")[:most])
-
-    def _bytes(self, word: int, raw: bytes) -> None:
-        start = 8 * (word + 1)
-        self.buffer[start : start + len(raw)] = raw
-        self.words[word] = len(raw)
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def last_words(self, place: int, kind: str, message: str, line: str, thread: str = "") -> None:
         """The exception that ends the script (`layout.EXCEPTION`) or a thread (`layout.THREAD_EXCEPTION`)."""
@@ -363,18 +362,6 @@ def _within(spent: list[int], before: list[int]) -> list[int]:
     found = list(before)
     found[at.EVALUATE] += sum(spent) - sum(before)
     return found
-
-
-def _make_mark(words: memoryview, spent_ns: list[int]) -> Callable[[int], int]:
-    words[at.W_SINCE_NS] = monotonic_ns()
-
-    def mark(key: int) -> int:
-        before, now = words[W_PHASE], monotonic_ns()
-        spent_ns[before & 255] += now - words[W_SINCE_NS]
-        words[W_PHASE], words[W_SINCE_NS] = key, now
-        return before
-
-    return mark
 
 
 def _allocate(descriptor: int) -> None:

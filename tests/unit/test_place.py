@@ -167,6 +167,21 @@ def test_place_when_ntasks_goes_without_ntasks_per_node_then_names_both() -> Non
     assert error.fix == "#SBATCH --nodes=2 --ntasks-per-node=4, and no --ntasks"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "number"), [("SLURM_GPUS_ON_NODE", "8", 8), ("SLURM_GPUS_PER_NODE", "a100:2", 2)]
+)
+def test_place_when_slurm_counts_devices_then_an_error_compares_tasks_with_them(
+    name: str, value: str, number: int
+) -> None:
+    error = problem({**without(SLURM, "SLURM_NTASKS_PER_NODE"), name: value})
+    assert f"{name}={value}: one rank for each GPU of a node is {number}" in error.why
+    assert f"--nodes=2 --ntasks-per-node={number}" in error.fix
+    error = problem({**SLURM, "SLURM_NTASKS_PER_NODE": "3", name: value})
+    assert (
+        "SLURM_NTASKS=8 is not SLURM_NTASKS_PER_NODE=3 x SLURM_NNODES=2" in error.what and name in error.why
+    )
+
+
 def test_place_when_tasks_lie_unevenly_then_says_how() -> None:
     error = problem({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "5,3"})
     assert error.code == "AR004"

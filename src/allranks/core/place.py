@@ -242,7 +242,8 @@ def _from_slurm(env: Mapping[str, str], host: str) -> Place | None:
 
 def _tasks_per_node(env: Mapping[str, str], world_size: int, num_nodes: int) -> int:
     """Ranks on this node; an error where Slurm was left to spread them as it liked over several nodes."""
-    share = max(1, world_size // num_nodes)
+    gpus, devices = _gpus_of_slurm(env)
+    share = gpus or max(1, world_size // num_nodes)
     fix = f"#SBATCH --nodes={num_nodes} --ntasks-per-node={share}, and no --ntasks"
     spread = env.get("SLURM_STEP_TASKS_PER_NODE", "")
     counts = expand_counts(spread)
@@ -250,6 +251,7 @@ def _tasks_per_node(env: Mapping[str, str], world_size: int, num_nodes: int) -> 
         raise StartError(
             "AR004",
             f"SLURM_NTASKS={world_size} ranks lie unevenly on the nodes: SLURM_STEP_TASKS_PER_NODE={spread}",
+            why=devices,
             fix=fix,
         )
     if num_nodes > 1 and "SLURM_NTASKS_PER_NODE" not in env:
@@ -257,7 +259,8 @@ def _tasks_per_node(env: Mapping[str, str], world_size: int, num_nodes: int) -> 
             "AR004",
             f"SLURM_NTASKS={world_size} over SLURM_NNODES={num_nodes} nodes, and SLURM_NTASKS_PER_NODE is not set",
             why="with --ntasks alone Slurm may put a different number of ranks on each node"
-            + (f": here {spread}" if spread else ""),
+            + (f": here {spread}" if spread else "")
+            + (f"; {devices}" if devices else ""),
             fix=fix,
         )
     if counts:
@@ -269,9 +272,19 @@ def _tasks_per_node(env: Mapping[str, str], world_size: int, num_nodes: int) -> 
         raise StartError(
             "AR004",
             f"SLURM_NTASKS={world_size} is not SLURM_NTASKS_PER_NODE={per_node} x SLURM_NNODES={num_nodes}",
+            why=devices,
             fix=fix,
         )
     return per_node
+
+
+def _gpus_of_slurm(env: Mapping[str, str]) -> tuple[int, str]:
+    """(GPUs of this node as Slurm counts them, which variable says so); (0, '') where none does."""
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
+        found = re.fullmatch(r"(?:[\w.-]+:)*(\d+)", env.get(name, ""))  # 4, or a100:4
+        if found and int(found[1]) > 0:
+            return int(found[1]), f"{name}={env[name]}: one rank for each GPU of a node is {found[1]}"
+    return 0, ""
 
 
 def expand_counts(text: str) -> list[int]:

@@ -61,6 +61,7 @@ KINDS: dict[str, Kind] = {
     "unused": Kind("find_unused_parameters=True, all are used", ("AR809",)),
     "buffers": Kind("132 buffers of batch norm sent before each forward", ("AR810",)),
     "print": Kind(".item() and print 600 times a step", ("AR813",)),
+    "logging": Kind("200 scalars a step given to a SummaryWriter, on rank 0", ("AR800",)),
     "metrics": Kind("20 values all-reduced in each step", ("AR812",)),
     "no_sync": Kind("no_sync around the backward only", ("AR811",)),
     "short_steps": Kind("batches of 2", ("AR807",)),
@@ -148,7 +149,7 @@ def _line(name: str, row: dict) -> str:
 def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("kinds", nargs="*")
-    given.add_argument("--seconds", type=float, default=10.0)
+    given.add_argument("--seconds", type=float, default=8.0)
     given.add_argument("--keep", type=Path)
     given.add_argument("--write", action="store_true")
     options = given.parse_args()

@@ -93,6 +93,11 @@ def main() -> None:
     every = 4 if KIND == "no_sync" else 1
     stop, step, total = time.monotonic() + SECONDS, 0, 0.0
     log = Path(os.environ.get("TMPDIR", "/tmp"), f"slow_job_{os.getpid()}.pt")
+    board = None
+    if KIND == "logging" and RANK == 0:
+        from torch.utils.tensorboard import SummaryWriter
+
+        board = SummaryWriter(os.environ.get("TMPDIR", "/tmp"))
     going = torch.ones(())
     if KIND == "first_batch":
         time.sleep(0.5)
@@ -115,6 +120,9 @@ def main() -> None:
             if KIND == "print":
                 for k in range(600):
                     print(f"step {step} value {k} loss {loss.item():.6f}", flush=True)
+            if board is not None:
+                for k in range(200):
+                    board.add_scalar(f"weights/norm{k}", 1.0 + k, step)
             if KIND == "metrics":
                 for _ in range(20):
                     value = loss.detach().clone()

@@ -230,6 +230,20 @@ def test_script_between_the_calls_on_all_ranks_then_it_is_said(tmp_path: Path) -
     assert the("AR813", history(tmp_path, [rank, rank])).costs_s == pytest.approx(0.012, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("late", "do"),
+    [
+        ({"log": 12.0}, "log once in some fifty steps"),
+        ({"data": 12.0}, "look at its disk"),
+        ({"forward": 18.0}, "make its work as long"),
+    ],
+)
+def test_straggler_then_what_to_do_is_of_the_part_that_is_longer(
+    tmp_path: Path, late: dict[str, float], do: str
+) -> None:
+    assert the("AR800", history(tmp_path, [doing(**late), doing()])).fix.startswith(do)
+
+
 def test_script_between_the_calls_on_one_rank_then_that_is_a_straggler(tmp_path: Path) -> None:
     assert codes(history(tmp_path, [doing(), doing(python=12)])) == ["AR800"]
 

@@ -97,7 +97,7 @@ def _why(
     if part == "data":
         return _loader(mine, others, rank, facts), tuple(facts), True
     if part in ("checkpoint", "evaluate", "log"):
-        return f"it spends more time on {PARTS[part]} than the others", tuple(facts), True
+        return f"{OF_A_PART[0]} {PARTS[part]} than the others", tuple(facts), True
     cpu = mine.cpu_s - sum(o.cpu_s for o in others) / len(others)
     if part in ("forward", "backward", "optimizer", "copy"):
         if cpu >= 0.5 * excess:
@@ -145,6 +145,8 @@ def _starved(history: History, rank: RankHistory, slow: RankParts, facts: list[s
 
 
 OTHERS = "other processes"
+OF_A_PART = ("it spends more time on", "it waits for its data")
+"""How it is said that one part alone is longer, and nothing lies behind it."""
 
 
 def _loader(mine: _Use, others: list[_Use], rank: RankHistory, facts: list[str]) -> str:
@@ -155,7 +157,7 @@ def _loader(mine: _Use, others: list[_Use], rank: RankHistory, facts: list[str])
             facts.append(
                 f"its loader workers need {ms(mine.batch_s)} for a batch, the others' {ms(sum(theirs) / len(theirs))}"
             )
-    return "it waits for its data longer than the others: slower reading, or more or longer samples"
+    return f"{OF_A_PART[1]} longer than the others: slower reading, or more or longer samples"
 
 
 @dataclass(frozen=True, slots=True)

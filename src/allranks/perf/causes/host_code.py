@@ -22,11 +22,7 @@ def find(view: View) -> Cause | None:
     worst = max(slow, key=lambda r: r.share("python") + r.share("log"))
     cost = worst.per_step("python") + worst.per_step("log")
     ranks = tuple(r.rank for r in slow)
-    facts = (
-        [f"logging takes {ms(worst.per_step('log'))} of it"]
-        if worst.parts.get("log")
-        else []
-    )
+    facts = [f"logging takes {ms(worst.per_step('log'))} of it"] if worst.parts.get("log") else []
     printed = max(view.used(n, "printed") for n in ranks)
     if printed >= PRINTED_BYTES:
         facts.append(f"it prints {printed:.0f} bytes a step")

@@ -253,6 +253,21 @@ def test_standing_when_a_rank_is_still_at_work_then_the_job_is_not_ended() -> No
     assert said is not None and said.action == "stop"
 
 
+def joining(rank: int, at: str) -> Rank:
+    """It goes by rank 0 of 2, and waits for the other."""
+    noted = ({"kind": "meets", "at": at},)
+    record = Record(phase="init", phase_s=1.2, said_rank=0, said_world_size=2, noted=noted)
+    return Rank(rank, "gpu-a", pid=100 + rank, state="S", record=record)
+
+
+def test_names_when_two_worlds_meet_at_different_places_then_they_need_not_agree() -> None:
+    verdict = verdict_on(joining(0, "127.0.0.1:29500"), joining(1, "gpu-a:29500"))
+    assert verdict is not None and verdict.code == "AR302"
+    for one, other in (("127.0.0.1:29500", "127.0.0.1:29501"), ("file:///tmp/a", "file:///tmp/b")):
+        found = verdict_on(joining(0, one), joining(1, other))
+        assert found is None or found.code != "AR302"
+
+
 # --- lock files ---
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from allranks.watch.case import Case
-from allranks.watch.store import meeting_point
+from allranks.watch.evidence import Rank
 from allranks.watch.verdict import Verdict, ranks_text
 
 CODE, NAME = "AR302", "duplicate-rank"
@@ -19,8 +19,7 @@ def find(case: Case) -> Verdict | None:
         for r in case.evidence.ranks
         if r.record and r.record.said_rank >= 0
     }
-    places = {at for r in case.evidence.ranks if r.rank in said and (at := meeting_point(r))}
-    if len(said) < 2 or len({at.rsplit(":", 1)[-1] for at in places}) > 1:
+    if len(said) < 2 or len({at for r in case.evidence.ranks if r.rank in said and (at := _where(r))}) > 1:
         return None  # those who meet at different places have nothing to agree about
     twice = [n for n, count in Counter(rank for rank, _ in said.values()).items() if count > 1]
     sizes = sorted({size for _, size in said.values()})
@@ -48,3 +47,10 @@ def find(case: Case) -> Verdict | None:
         fix="do not set rank= and world_size= in the script: the launcher sets RANK and WORLD_SIZE (LOCAL_RANK counts per node only)",
         can_go_on=False,
     )
+
+
+def _where(rank: Rank) -> str:
+    """The port, or the file, at which it meets the others; names of one host may differ."""
+    noted = rank.record.noted if rank.record else ()
+    said = [str(n.get("at") or "") for n in noted if n.get("kind") == "meets"]
+    return said[-1].rsplit(":", 1)[-1] if said else ""

@@ -24,6 +24,7 @@ FEW = (
     "loader_stuck",
     "guarded_barrier",
     "other_line",
+    "own_loss_logged",
     "drifts",
     "no_set_epoch",
     "through_module",

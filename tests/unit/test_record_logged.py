@@ -255,14 +255,9 @@ def test_name_of_something_else_then_it_is_left_alone(name: str) -> None:
     assert not logged._is_evaluated(name)
 
 
-def test_metric_when_a_barrier_came_after_the_share_then_it_is_noted(writer: Writer, board: Board) -> None:
-    evaluate(writer)
-    writer.enter_collective(writer.string("barrier"))
-    board.add_scalar("accuracy", 0.5)
-    assert len(noted(writer)) == 1
-
-
-@pytest.mark.parametrize("what", ["whole", "reduced", "trained", "goes on", "count", "two loaders"])
+@pytest.mark.parametrize(
+    "what", ["whole", "reduced", "barrier", "trained", "goes on", "count", "two loaders"]
+)
 def test_metric_when_it_may_be_of_all_then_nothing_is_noted(writer: Writer, board: Board, what: str) -> None:
     if what == "two loaders":
         evaluate(writer)
@@ -271,8 +266,8 @@ def test_metric_when_it_may_be_of_all_then_nothing_is_noted(writer: Writer, boar
         evaluate(writer, share=160, replicas=1, batches=20)
     else:
         evaluate(writer)
-    if what == "reduced":
-        writer.enter_collective(writer.string("all_reduce"))
+    if what in ("reduced", "barrier"):
+        writer.enter_collective(writer.string("all_reduce" if what == "reduced" else what))
     elif what == "trained":
         writer.end_step()
     elif what == "goes on":

@@ -31,7 +31,6 @@ VARIES = 1e-3
 """Losses must differ by so much of themselves: of a constant anything is a multiple."""
 MANY, FEW = 3, 2
 """Calls that must agree: where the value is a multiple of the loss (scaled, or divided for accumulation); where it is the loss."""
-NO_VALUES = ("barrier", "monitored_barrier")
 _EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|dev|held_?out)(?![a-z])")
 _METRIC = re.compile(
     r"(?<![a-z])(acc|accuracy|f1|auc|auroc|map|bleu|rouge|precision|recall|iou|miou|score|ppl|perplexity|wer|psnr|ssim|mae|rmse)(?![a-z])"
@@ -277,13 +276,10 @@ def _is_evaluated(name: str) -> bool:
 
 
 def _has_exchanged_since(began_ns: int) -> bool:
-    """Whether the script called a collective that carries values."""
-    words, without = _writer.words, [_writer.string(name) for name in NO_VALUES]
-    for slot in range(at.NUM_SLOTS):
-        base = at.RING + at.SLOT_WORDS * slot
-        if words[base] and words[base + at.S_ENTERED] > began_ns and words[base + at.S_OP] not in without:
-            return True
-    return False
+    """Whether the script called a collective; a barrier counts, too: ranks may hand their results over in files."""
+    words = _writer.words
+    slots = (at.RING + at.SLOT_WORDS * slot for slot in range(at.NUM_SLOTS))
+    return any(words[base] and words[base + at.S_ENTERED] > began_ns for base in slots)
 
 
 def _share_of(loop: str, drawn: int) -> tuple[int, int] | None:

@@ -1,5 +1,5 @@
 # ranks 2
-"""Numbers logged as they should be: reduced, by all ranks, or of the whole set on rank 0; and a learning rate."""
+"""Numbers logged as they should be: reduced, by all ranks, of the whole set on rank 0, handed over in files; and a learning rate."""
 import os, sys, time
 HERE = os.path.dirname(__file__)
 sys.path[:0] = [os.path.join(HERE, "..", "scripts"), os.path.join(HERE, "..", "modules", "site-packages")]
@@ -10,6 +10,7 @@ start()
 model = DDP(network())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+KEPT = os.environ.get("FAULT_DIR", "/tmp")
 held_out, whole = loader(samples(160)), DataLoader(samples(160), batch_size=8)
 
 def accuracy(batches, model):
@@ -39,5 +40,10 @@ for epoch in range(3):
         wandb.log({"val/accuracy": (shares[0] / shares[1]).item(), "epoch_s": time.monotonic() - started})
         counts = accuracy(whole, model.module)
         wandb.log({"val/whole": counts[0] / counts[1]})
+    correct = accuracy(held_out, model)
+    open(f"{KEPT}/{RANK}", "w").write(f"{correct[0]} {correct[1]}")
     dist.barrier()
+    if RANK == 0:
+        parts = [[float(word) for word in open(f"{KEPT}/{rank}").read().split()] for rank in range(2)]
+        wandb.log({"test/accuracy": sum(p[0] for p in parts) / sum(p[1] for p in parts)})
 dist.destroy_process_group()

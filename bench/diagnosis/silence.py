@@ -115,20 +115,22 @@ def main() -> None:
         if options.write or path.stem in kept or (options.names and path.stem not in options.names):
             continue
         began = time.monotonic()
-        told = measure(path, until_end=path.parent == well).told
+        row = measure(path, until_end=path.parent == well)
+        told = row.told
         took = round(time.monotonic() - began, 1)
-        kept[path.stem] = {**asdict(told), "text": "", "revision": revision(), "load": os.getloadavg()[0]}
+        kept[path.stem] = {**asdict(told), "text": "", "revision": revision(), "load": row.load}
         print(f"{path.stem} ({took} s)", told.head[:110] or "silent", told.problems, flush=True)
         if options.keep:
             options.keep[0].write_text(json.dumps(kept))
     if not options.names:
-        rows = {p.stem: Row(Fault.read(p), _told(kept[p.stem])) for p in faults if p.stem in kept}
+        rows = {p.stem: _row(p, kept[p.stem]) for p in faults if p.stem in kept}
         quiet = {p.stem: kept[p.stem]["head"] for p in sorted(well.glob("*.py")) if p.stem in kept}
         PAGE.write_text(table(rows, quiet, kept))
 
 
-def _told(row: dict) -> Told:
-    return Told(**{name: value for name, value in row.items() if name in Told.__dataclass_fields__})
+def _row(path: Path, kept: dict) -> Row:
+    told = Told(**{name: value for name, value in kept.items() if name in Told.__dataclass_fields__})
+    return Row(Fault.read(path), told, kept.get("load", 0.0))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from allranks.record import page
 from allranks.record.inprocess import all_records, folder_of
 from allranks.record.notes import read_notes
-from allranks.watch import gather, proc
+from allranks.watch import gather, peeking, proc
 from allranks.watch.case import Case
 from allranks.watch.decide import decide
 from allranks.watch.evidence import Evidence, Node, Rank
@@ -61,7 +61,8 @@ def look(*, pid: int | None = None, run: Path | None = None) -> tuple[Evidence, 
     case = Case(evidence)
     if (case.waited_s() or 0.0) < MIN_WAIT_S and not any(r.state in ("T", "t") for r in taken):
         return evidence, None
-    return evidence, decide(evidence)
+    verdict = decide(evidence)
+    return (evidence, None) if verdict is None else peeking.with_values(evidence, verdict, node_rank=0)
 
 
 def _take(ranks: tuple[Rank, ...], folder: Path) -> tuple[Rank, ...]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from operator import is_
+from itertools import repeat
+from operator import is_, is_not
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _mul_, _add_, _add = (
 )
 _KNOWN = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _NUMBERS = (float, int)
+_NONE = repeat(None)  # to compare a list with, without a call of Python for each element
 
 
 class QuickSgd:
@@ -59,12 +61,12 @@ class QuickSgd:
             params = group["params"]
             grads = [p.grad for p in params]
             count = len(params)
-            if not count or not all(map(_is_there, grads)) or not _is_plain(group):
+            if not count or not all(map(is_not, grads, _NONE)) or not _is_plain(group):
                 return False
             buffers: list[Any] = []
             if group["momentum"] != 0:
                 buffers = [state.get("momentum_buffer") for state in states[done : done + count]]
-                if len(buffers) != count or not all(map(_is_there, buffers)):
+                if len(buffers) != count or not all(map(is_not, buffers, _NONE)):
                     return False
                 done += count
             work.append((group, params, grads, buffers))
@@ -73,9 +75,13 @@ class QuickSgd:
         assert _before is not None and _after is not None
         for hook in _before.values():
             hook(optimizer, (optimizer,), {})
-        with torch.no_grad():
+        had_grad = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)  # as torch's own step does, without an object for a block
+        try:
             for each in work:
                 _step(*each)
+        finally:
+            torch.set_grad_enabled(had_grad)
         for hook in _after.values():
             hook(optimizer, (optimizer,), {})
         return True
@@ -118,10 +124,6 @@ def _is_torchs(step: Any) -> bool:
             return False
         step = getattr(step, "__wrapped__", None)
     return True
-
-
-def _is_there(value: Any) -> bool:
-    return value is not None
 
 
 def _is_plain(group: dict[str, Any]) -> bool:

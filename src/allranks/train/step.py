@@ -119,8 +119,10 @@ class Stepper:
         Raises:
             UsageError: AR118 one of them has sync_every and cannot share this optimizer.
         """
-        key = (len(self.models), sum(len(g["params"]) for g in slot.optimizer.param_groups))
-        if slot.models_key != key:
+        num_parameters = 0
+        for group in slot.optimizer.param_groups:
+            num_parameters += len(group["params"])
+        if slot.models_key != (key := (len(self.models), num_parameters)):
             mine = {id(p) for p in slot.parameters()}
             models = [m for m in self.models.values() if any(id(p) in mine for p in m.parameters())]
             check_apart(slot, models, self.slots.values())
@@ -211,7 +213,8 @@ class Stepper:
         if batch is not None and batch.global_samples == 0 and weight is None:
             weight = batch.num_samples  # a stream that does not tell the size of its batches beforehand
             loss = loss * weight if loss is not None else None
-        self._note_weight(slot, loss, weight)
+        if weight is not None or slot.weighted is not False:
+            self._note_weight(slot, loss, weight)
         total = self._close_weights(slot) if slot.weighted and closes else None
         if loss is not None:
             self._add_gradients(slot, loss, retain_graph)

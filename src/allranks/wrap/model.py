@@ -18,10 +18,13 @@ from allranks.wrap.exchange import Exchange, connect
 from allranks.wrap.local import LocalSteps
 from allranks.wrap.options import LOOK_AT, Choice, Given, Seen, Way, choose
 from allranks.wrap.precision import Precision
-from allranks.wrap.reducer import logged, replicate, unreduced
+from allranks.wrap.reducer import logged, replicate, synchronise, unreduced
 from allranks.wrap.settings import CompressSettings, LocalSettings
 
 _is_trainable = attrgetter("requires_grad")  # with all() and any(): no Python code for each parameter
+_set = (
+    object.__setattr__
+)  # for what changes in each step: nn.Module's own first looks whether it is a parameter, 15 calls of Python
 
 
 class Window:
@@ -139,6 +142,8 @@ class Model(nn.Module):
 
     def after_update(self, some_unused: bool) -> None:
         """Once, after the first updates: choose DDP's options by what was seen. **Collective** then."""
+        if self._num_updates > LOOK_AT:
+            return
         self._num_updates += 1
         replica = self.replica
         if self._num_updates != LOOK_AT or replica is None:
@@ -185,20 +190,22 @@ class Model(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The plain module's forward, under autocast where asked for."""
-        replica, window = self.replica, self.window
-        target: Any = self.module
+        replica, window = self._replica, self.window
+        target: Any = None
         if replica is not None and not window.local and torch.is_grad_enabled():
             if window.is_last:
                 if not all(map(_is_trainable, self.trainable)) or any(map(_is_trainable, self._frozen)):
                     self._wrap()  # frozen or unfrozen since: DDP only knows what was trainable when it was built
-                    replica = self.replica
-                self.pending = self.local_steps is None
+                    replica = self._replica
+                _set(self, "pending", self.local_steps is None)
             if not self._is_noted:
                 self._is_noted = True
                 self.buffers_sync.note()
             if replica is not None:
-                replica.require_backward_grad_sync = window.is_last and self.local_steps is None
-                target = replica
+                synchronise(replica, window.is_last and self.local_steps is None)
+                target = replica.forward  # nobody has a hook on the replica
+        if target is None:
+            target = self._modules["module"]
         if self._autocast is None:
             return target(*args, **kwargs)
         return self._autocast(target, args, kwargs)
@@ -215,7 +222,7 @@ class Model(nn.Module):
         if self.pending:
             views = [p.view_as(p) for p in self.trainable]
         else:
-            replica.require_backward_grad_sync = True
+            synchronise(replica, True)
             replica.module = _Views(self.trainable)
             try:
                 views = list(replica())
@@ -232,24 +239,24 @@ class Model(nn.Module):
             Indices into `trainable` of the parameters without a gradient from this rank in the whole window, and whether that is
             because the rank gave no loss. Usually none, which is known in 0.2 us.
         """
-        replica = self.replica
-        self.pending = self.is_reduced = False
+        replica = self._replica
+        _set(self, "pending", False)
+        _set(self, "is_reduced", False)
         if self._joined is not None:
             unused, self._joined = self._joined, None
             return unused, True
         missing = unreduced(replica) if replica is not None else []
+        if not missing:
+            return [], False
         unused = [i for i in missing if self.trainable[i].grad is None]
-        if missing:
-            parameters = [self.trainable[i] for i in missing]
-            frozen = [p for p in parameters if not p.requires_grad]
-            for p in frozen:
-                p.requires_grad_(True)
-            torch.autograd.backward(
-                [p.view_as(p) for p in parameters], [torch.zeros_like(p) for p in parameters]
-            )
-            for p in frozen:
-                p.requires_grad_(False)
-                p.grad = None
+        parameters = [self.trainable[i] for i in missing]
+        frozen = [p for p in parameters if not p.requires_grad]
+        for p in frozen:
+            p.requires_grad_(True)
+        torch.autograd.backward([p.view_as(p) for p in parameters], [torch.zeros_like(p) for p in parameters])
+        for p in frozen:
+            p.requires_grad_(False)
+            p.grad = None
         return unused, False
 
     # -- plain names ---------------------------------------------------------------------------------------------------------

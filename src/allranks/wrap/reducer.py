@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.comm.memory import MemorySum
+from allranks.record import probe_training
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
@@ -36,7 +38,7 @@ def replicate(
     }
     if bucket_cap_mb is not None:
         options["bucket_cap_mb"] = bucket_cap_mb
-    return DistributedDataParallel(
+    replica = _Replica(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
@@ -44,6 +46,80 @@ def replicate(
         static_graph=static_graph,
         **options,
     )
+    replica.see_whether_light(device)
+    return replica
+
+
+class _Replica(DistributedDataParallel):
+    """DDP whose forward has nothing to do but to prepare its reducer, and then does only that.
+
+    DDP asks in every forward about joining ranks, buffers, mixed precision, devices, compilers and profilers, which takes as long as a
+    small model's forward. Here, on a CPU with DDP's usual options, the answers are known; in all other cases its own forward is called.
+    """
+
+    def see_whether_light(self, device: torch.device) -> None:
+        """Once, after it was made."""
+        own = vars(self)
+        is_compiled = any(
+            "_orig_mod" in m._modules or getattr(m, "_compiled_call_impl", None) is not None
+            for m in self.module.modules()
+        )
+        is_usual = (
+            device.type == "cpu"
+            and not is_compiled
+            and not own.get("find_unused_parameters", True)
+            and not own.get("static_graph", True)
+            and not own.get("_use_python_reducer", False)
+            and not own.get("_delay_all_reduce_all_params", True)
+            and own.get("mixed_precision", True) is None
+            and hasattr(own.get("_join_config"), "enable")
+            and own.get("_has_rebuilt_buckets") is False
+            and hasattr(own.get("logger"), "set_runtime_stats_and_log")
+            and all(hasattr(own.get("reducer"), f"prepare_for_{way}") for way in ("forward", "backward"))
+            and _is_profiled is not None
+        )
+        own["_light_forward"] = _marked_lightly() if is_usual else None
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """DDP's own, or `_forward_lightly`."""
+        own = vars(self)
+        light = own.get("_light_forward")
+        # DDP's own first forwards decide on its buckets.
+        if light is None or not own["_has_rebuilt_buckets"] or own["_join_config"].enable or _is_profiled():
+            return super().forward(*inputs, **kwargs)
+        return light(self, *inputs, **kwargs)
+
+
+_is_profiled: Any = getattr(torch.autograd, "_profiler_enabled", None)
+
+
+def _forward_lightly(self: _Replica, *inputs: Any, **kwargs: Any) -> Any:
+    """What is left of DDP's forward."""
+    own = vars(self)
+    is_synchronised = own["require_backward_grad_sync"] and torch.is_grad_enabled()
+    if is_synchronised:
+        own["logger"].set_runtime_stats_and_log()
+        own["reducer"].prepare_for_forward()
+    output = own["_modules"]["module"](*inputs, **kwargs)
+    own["require_forward_param_sync"] = is_synchronised
+    if is_synchronised:
+        own["reducer"].prepare_for_backward([])
+    return output
+
+
+@functools.cache
+def _marked_lightly() -> Callable[..., Any] | None:
+    """`_forward_lightly`, with the record's marks if DDP's own forward has them; None if they cannot be had."""
+    code = getattr(DistributedDataParallel.forward, "__code__", None)
+    if code is None or code.co_filename != probe_training.__file__:
+        return _forward_lightly
+    mark: Any = getattr(probe_training, "_marked_forward", None)
+    return mark(_forward_lightly) if mark is not None else None
+
+
+def synchronise(replica: DistributedDataParallel, is_on: bool) -> None:
+    """Whether the next backward averages gradients. A plain attribute, set without nn.Module's search for parameters."""
+    vars(replica)["require_backward_grad_sync"] = is_on
 
 
 def unreduced(replica: DistributedDataParallel) -> list[int]:

@@ -31,12 +31,12 @@ VARIES = 1e-3
 """Losses must differ by so much of themselves: of a constant anything is a multiple."""
 MANY, FEW = 3, 2
 """Calls that must agree: where the value is a multiple of the loss (scaled, or divided for accumulation); where it is the loss."""
-_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|dev|held_?out)(?![a-z])")
-_METRIC = re.compile(
-    r"(?<![a-z])(acc|accuracy|f1|auc|auroc|map|bleu|rouge|precision|recall|iou|miou|score|ppl|perplexity|wer|psnr|ssim|mae|rmse)(?![a-z])"
+_METRICS = (
+    "val valid validation eval evaluation test dev held heldout acc accuracy f1 auc auroc map bleu rouge precision recall iou miou "
+    "score ppl perplexity wer psnr ssim mae rmse"
 )
-_OTHER = re.compile(
-    r"(?<![a-z])(train|training|lr|learning_?rate|time|sec|seconds|speed|epoch|step|steps|size|count|num|samples|tokens|memory)(?![a-z])"
+_OTHERS = (
+    "train training lr learning time sec seconds speed epoch step steps size count num samples tokens memory"
 )
 
 
@@ -269,10 +269,14 @@ def _after_evaluation(name: str) -> dict[str, Any] | None:
 
 
 def _is_evaluated(name: str) -> bool:
-    words = f"{name} {re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name)}".lower()  # "valLoss", "mIoU"
-    if _OTHER.search(words):
-        return False
-    return bool(_EVALUATION.search(words) or _METRIC.search(words))
+    """Whether a name says that it is of an evaluation, or a metric: "valLoss", "mIoU", "val/acc@5"."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    words = {
+        w
+        for word in re.split(r"[^a-z0-9]+", f"{name} {apart}".lower())
+        for w in (word, word.rstrip("0123456789"))
+    }
+    return not words.isdisjoint(_METRICS.split()) and words.isdisjoint(_OTHERS.split())
 
 
 def _has_exchanged_since(began_ns: int) -> bool:

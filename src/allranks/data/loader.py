@@ -43,6 +43,7 @@ class RankLoader:
         dataset: The user's data set.
         is_training: False: for evaluation.
         current: The micro-batch handed out last; None outside an iteration.
+        on_batch, on_end: As given to make_loader.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class RankLoader:
         """Called when the loop comes back for more: all it did with the batch before is done."""
         self._source, self._device, self._seed = source, device, seed
         self._exchange: Exchange | Literal["auto"] | None = exchange
-        self._epoch_of, self._on_batch, self._on_end = epoch_of, on_batch, on_end
+        self._epoch_of, self.on_batch, self.on_end = epoch_of, on_batch, on_end
         self._epoch = 0
         self._begun: Position | None = None  # where the last iteration began that took more than a look
         self._start, self._saved = Position(), None  # where the present iteration began
@@ -193,8 +194,8 @@ class RankLoader:
         try:
             for each, data in pairs:
                 self.current = self._last = each
-                if self._on_batch is not None:
-                    self._on_batch(each)
+                if self.on_batch is not None:
+                    self.on_batch(each)
                 yield data
                 if comparison is not None:
                     comparison = comparison.finish()
@@ -251,8 +252,8 @@ class RankLoader:
         self._running = self.current = None
         if self._epoch_of is None and has_begun:
             self._epoch = self._start.epoch + 1
-        if self._on_end is not None:
-            self._on_end()
+        if self.on_end is not None:
+            self.on_end()
 
     def close(self) -> None:
         """End the loader workers; the loader can be iterated again afterwards."""

@@ -62,11 +62,11 @@ class MapSource:
     def _watched(self, windows: Iterator[Window]) -> Iterator[Window]:
         self.fingerprint = None
         for window in windows:
-            if self.fingerprint is None:
-                first = window.order[window.start : window.start + window.size]
-                listed = first.tolist() if isinstance(first, torch.Tensor) else list(first)
-                self.fingerprint = zlib.crc32(repr(listed).encode())
+            first = window.order[window.start : window.start + window.size]
+            listed = first.tolist() if isinstance(first, torch.Tensor) else list(first)
+            self.fingerprint = zlib.crc32(repr(listed).encode())
             yield window
+            yield from windows
 
     def close(self) -> None:
         """End the loader workers."""

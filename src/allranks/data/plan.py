@@ -50,8 +50,11 @@ class Plan:
 
     def micro_batches(self, windows: Iterator[Window], first_micro: int) -> Iterator[MicroBatch]:
         """This rank's micro-batches of the windows; the first window from `first_micro` on."""
+        known = num_micro = -1
+        parts: list[Part] = []
         for batch, position, size, order, start in windows:
-            num_micro, parts = self.parts(size)
+            if size != known:
+                known, (num_micro, parts) = size, self.parts(size)
             for part in parts:
                 if part.micro >= first_micro:
                     yield MicroBatch(

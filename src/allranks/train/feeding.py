@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -36,7 +37,6 @@ class Feeding(RunState):
         if settings.get("accumulation_steps", 1) == 1:
             settings.setdefault("micro_batch_size", self.micro_batch_size)
         name = self._new_name(name or "loader", self.loaders)
-        loader: RankLoader
         loader = make_loader(
             source,
             rank=self.rank,
@@ -46,11 +46,10 @@ class Feeding(RunState):
             seed=self.seed,
             global_batch_size=global_batch_size,
             epoch_of=lambda: self.epoch,
-            on_batch=lambda batch: self._on_batch(loader, batch),
-            on_end=lambda: self._on_end(loader),
             name=name,
             **settings,
         )
+        loader.on_batch, loader.on_end = partial(self._on_batch, loader), partial(self._on_end, loader)
         if own_size and global_batch_size is None:
             self._require_same_size(loader)
         if loader.is_training and loader.global_batch_size is not None:
@@ -83,7 +82,8 @@ class Feeding(RunState):
             return
         if not self._is_seeded_per_rank:
             self.seed_per_rank()
-        self._require_stepped(loader)
+        if not stepper.stepped:
+            self._require_stepped(loader)
         self._training_loader, self._last_evaluated = loader, None
         stepper.micro_batch, stepper.stepped = batch, False
         window.is_last, window.num_samples = batch.is_last, batch.num_samples

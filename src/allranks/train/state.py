@@ -107,7 +107,11 @@ class RunState:
     @property
     def updates(self) -> int:
         """Updates of the weights so far; with several optimizers, of the one that has most."""
-        return max((s.updates for s in self.slots.values()), default=0)
+        most = 0
+        for slot in self._stepper.slots.values():  # asked for three times in a step
+            if slot.updates > most:
+                most = slot.updates
+        return most
 
     def _after_iteration(self) -> None:
         """The loop comes back to a training loader for the next batch; see train/saving.py."""

@@ -50,6 +50,8 @@ class UntilUpdate:
 
     def end(self) -> None:
         """After an update; not within, where torch goes through its hooks. The update may have been skipped, without a step."""
+        if self._checkpoints is None:
+            return
         self._complete()
         for hook in self._hooks:
             hook.remove()

@@ -164,7 +164,8 @@ class Trigger:
     def _again(self, key: tuple[object, ...], found: Suspicion) -> Suspicion | None:
         """At once for a new episode, and again a moment later; then whenever the wait has grown by more than half."""
         is_same = key == self._episode
-        more_s = 0.5 * self._looked_at_s + 0.3 if self._has_looked_again else SECOND_LOOK_S
+        is_second = found.kind == "waiting" and not self._has_looked_again
+        more_s = SECOND_LOOK_S if is_second else 0.5 * self._looked_at_s + 0.3
         if is_same and found.age_s < self._looked_at_s + more_s:
             return None
         self._has_looked_again = is_same

@@ -117,6 +117,15 @@ def test_ranks_wait_for_cores_then_the_reason_is_told_apart(
     assert [c for c in found if c in ("AR802", "AR803", "AR804", "AR805")] == [code]
 
 
+def test_threads_that_the_script_sets_itself_then_they_count_and_the_fix_is_there(tmp_path: Path) -> None:
+    rank = doing({"threads": 8}, {"omp_threads": 1}, queue_share=0.3)
+    found = the("AR803", history(tmp_path, [rank, rank]))
+    assert "compute with 8 threads each on 8 cores" in found.title
+    assert found.fix.startswith("torch.set_num_threads(4)")
+    calm = doing({"threads": 1}, {"omp_threads": 8}, queue_share=0.3)  # the environment's are not used
+    assert "AR803" not in codes(history(tmp_path / "calm", [calm, calm]))
+
+
 def test_more_workers_than_cores_that_wait_for_nothing_then_nothing_is_said(tmp_path: Path) -> None:
     rank = doing(facts={"loader_workers": 16, "omp_threads": 16})
     assert codes(history(tmp_path, [rank, rank])) == []

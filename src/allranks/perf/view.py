@@ -80,6 +80,10 @@ class View:
         """What DistributedDataParallel says of itself on a rank; empty without one."""
         return self.facts(number).get("replica", {})
 
+    def threads(self, number: int) -> int:
+        """Threads that a rank computes with: as torch has them, else as its environment asks for; 0 = not known."""
+        return int(self.replica(number).get("threads") or self.facts(number).get("omp_threads", 0))
+
     def node(self, number: int) -> Node | None:
         """The host of a rank."""
         return self.history.node_of(self.rank(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ def look(replica: states.Replica, ddp: Any, count: int) -> None:
         facts = compat.replica_facts(ddp) | compat.device_facts(ddp)
         _unused_bytes = facts["unused_bytes"] = max(_unused_bytes, facts["unused_bytes"])
         facts |= {"uncovered_forward": replica.is_uncovered, "autocast": replica.is_autocast}
+        facts["threads"] = sys.modules["torch"].get_num_threads()
         if replica.is_uncovered:
             facts |= {
                 "uncovered_line": _uncovered_line,

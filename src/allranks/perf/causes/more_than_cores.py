@@ -25,17 +25,19 @@ class TooMany:
     words: str
 
 
-def more_than_cores(view: View, fact: str, demand: Callable[[int], int]) -> TooMany | None:
+def more_than_cores(
+    view: View, count_of: Callable[[int], int], demand: Callable[[int], int]
+) -> TooMany | None:
     """Only where ranks do wait for a core: what sleeps most of the time takes none.
 
     Args:
         view: The run.
-        fact: What is counted in each rank; more than one of it.
+        count_of: What is counted in a rank; more than one of it.
         demand: The cores that one rank with so many would fill.
     """
     found = []
     for rank in (parts.rank for parts in view.ranks):
-        count, cores = view.facts(rank).get(fact, 0), view.cores(rank)
+        count, cores = count_of(rank), view.cores(rank)
         is_too_much = count > 1 and cores and demand(count) * view.ranks_beside(rank) > cores
         if is_too_much and view.waits_for_core(rank) >= MIN_WAIT:
             found.append(rank)
@@ -44,6 +46,4 @@ def more_than_cores(view: View, fact: str, demand: Callable[[int], int]) -> TooM
     worst = max(found, key=view.waits_for_core)
     share = view.waits_for_core(worst)
     words = f"{who(tuple(found), view.history.world_size)} wait{'s' * (len(found) == 1)} {share:.0%} of the time for a core"
-    return TooMany(
-        tuple(found), view.facts(worst)[fact], view.cores(worst), view.ranks_beside(worst), share, words
-    )
+    return TooMany(tuple(found), count_of(worst), view.cores(worst), view.ranks_beside(worst), share, words)

@@ -10,14 +10,19 @@ CODE, NAME = "AR803", "too-many-threads"
 
 def find(view: View) -> Cause | None:
     """Only where ranks do wait for a core."""
-    found = more_than_cores(view, "omp_threads", lambda threads: threads)
+    found = more_than_cores(view, view.threads, lambda threads: threads)
     if found is None:
         return None
+    fits, asked = max(1, found.cores // found.beside), view.facts(found.ranks[0]).get("omp_threads", 0)
+    if asked and asked <= fits:
+        fix = f"torch.set_num_threads({fits}), which the script calls with more; or leave it out: OMP_NUM_THREADS={asked} fits"
+    else:
+        fix = f"OMP_NUM_THREADS={fits} (what `allranks run` sets where you do not)"
     return Cause(
         CODE,
         NAME,
         f"{found.beside} ranks compute with {found.count} threads each on {found.cores} cores; {found.words}",
-        f"OMP_NUM_THREADS={max(1, found.cores // found.beside)} (what `allranks run` sets where you do not)",
+        fix,
         found.ranks,
         found.share * view.step_s,
         found.share,

@@ -13,7 +13,9 @@ def find(view: View) -> Cause | None:
     """Only where ranks do wait for a core: workers that sleep most of the time take none."""
     if bound_to_one_core.find(view):
         return None  # the cores are there
-    found = more_than_cores(view, "loader_workers", lambda workers: workers + 1)
+    found = more_than_cores(
+        view, lambda rank: view.facts(rank).get("loader_workers", 0), lambda workers: workers + 1
+    )
     if found is None:
         return None
     processes = (found.count + 1) * found.beside

@@ -82,6 +82,11 @@ def test_numbers_when_they_may_be_of_all_ranks_then_nothing_is_said(
     assert titles(tmp_path, facts(OWN), other) == []
 
 
+def test_names_with_the_ranks_number_then_each_rank_speaks_for_itself(tmp_path: Path) -> None:
+    each = [facts(OWN | {"name": f"loss/rank{k}"}, loss=0.5 + k) for k in range(3)]
+    assert titles(tmp_path, *each) == []
+
+
 def test_numbers_when_nobody_noted_any_or_a_rank_is_missing_then_nothing_is_said(tmp_path: Path) -> None:
     assert titles(tmp_path / "a", facts(logs=("lr",)), facts(loss=0.61)) == []
     assert titles(tmp_path / "b", facts(OWN)) == []

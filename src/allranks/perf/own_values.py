@@ -6,6 +6,7 @@ that name, and the ranks' losses differ: of ranks that compute the same, one spe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,12 +40,17 @@ def find_remarks(history: History) -> list[Cause]:
     told = _losses_differ(history)
     found = []
     for rank in history.ranks:
-        others = {n for r in history.ranks if r is not rank for n in r.facts.get("logs", ())}
-        own = [v for v in rank.facts.get("logged", ()) if v.get("name") not in others]
+        others = {_alike(n) for r in history.ranks if r is not rank for n in r.facts.get("logs", ())}
+        own = [v for v in rank.facts.get("logged", ()) if _alike(v["name"]) not in others]
         own = [v for v in own if v.get("how") == "evaluation" or told]
         if own:
             found.append(_remark(rank.rank, history.world_size, own, told))
     return found
+
+
+def _alike(name: str) -> str:
+    """'loss/rank0' is 'loss/rank1' of another rank."""
+    return re.sub(r"\d+", "0", name)
 
 
 def _remark(rank: int, world: int, own: list[dict[str, Any]], told: str) -> Cause:

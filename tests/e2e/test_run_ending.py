@@ -167,7 +167,9 @@ def test_guard_when_killed_alone_then_another_takes_its_place(
 def test_launcher_when_the_reader_of_its_output_is_gone_then_all_ends(
     start_command: StartCommand, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(IGNORES)
+    # Rank 0 is ready when both are: what head has seen is the end of the job.
+    both = 'while not all(os.path.exists(f"pids{r}") and os.path.getsize(f"pids{r}") for r in (0, 1)): time.sleep(0.02)\n'
+    (tmp_path / "train.py").write_text(IGNORES.replace('print("ready"', f'{both}print("ready"'))
     command = start_command(
         "bash", "-c", f"{command_path('allranks')} run --nproc 2 --no-watch train.py 2>&1 | head -n 2 > seen"
     )

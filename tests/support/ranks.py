@@ -34,8 +34,10 @@ PRELOAD = [
     "torch.distributed",
     "torch.nn.parallel",
     "torch.utils.data",
+    "torch.profiler",
+    "safetensors.torch",
     "pytest",
-    "allranks",
+    "allranks.train.start",
 ]
 # Ranks that lose a peer raise at once; who has not ended this long after the first failure waits for good.
 GRACE_AFTER_FAILURE_S = 3.0

@@ -188,9 +188,9 @@ class Search:
                     continue
                 ratio = measured.rate / best.rate
                 closest = max(closest or (value, 0.0), (value, ratio), key=lambda pair: pair[1])
-                if is_flat or ratio < 1 - MIN_GAIN:
+                if is_flat or not _may_be_better(measured, best):
                     break
-                is_flat = True  # neither better nor worse: one step more
+                is_flat = True  # neither better nor worse, as far as can be told: one step more
             if best is not begin and knob.is_ordered:
                 break  # better in this direction: the other one leads back
         if best is begin and closest is not None and closest[0] != knob.start:

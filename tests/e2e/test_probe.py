@@ -5,7 +5,6 @@ The scripts run as a world of one rank, started as the agent starts ranks (sever
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -277,9 +276,7 @@ def test_stopped_when_parameters_are_unused_then_names_and_all_are_still_readabl
     number = ask(the_rank(folder).path)
     wait_for(folder, lambda _: the_rank(folder).answered >= number, command)
     entries = side_file(the_rank(folder), ".fr.json").read_text()
-    assert '"fr"' in entries
-    (frames,) = [frames for _, is_main, frames in json.loads(entries)["stacks"] if is_main]
-    assert frames[0][2] == "<module>"  # of the script: where it sleeps
+    assert '"fr"' in entries and '["MainThread", true, [["' in entries
     os.kill(command.process.pid, signal.SIGSTOP)
     record = the_rank(folder)
     assert record.unused == "other.bias, other.weight" or "other.weight" in record.unused

@@ -207,6 +207,21 @@ def test_group_destroyed_when_that_rank_may_be_on_its_way_out_then_its_end_is_wa
     assert not Case(Evidence(world_size=2, ranks=(lost_its_peer(), gone), trigger="dying")).is_end_to_come
 
 
+def test_victim_when_it_is_met_at_a_look_for_another_reason_then_its_peers_end_is_waited_for_all_the_same() -> (
+    None
+):
+    ranks = (lost_its_peer(), left(phase_s=0.1))
+    assert Case(Evidence(world_size=2, ranks=ranks, trigger="silence")).is_end_to_come
+    assert not Case(Evidence(world_size=2, ranks=ranks, trigger="exit")).is_end_to_come
+    record = ranks[0].record
+    assert record is not None
+    kept = (
+        replace(ranks[0], record=replace(record, phase_s=9.0)),
+        ranks[1],
+    )  # something keeps it from ending
+    assert not Case(Evidence(world_size=2, ranks=kept, trigger="waiting")).is_end_to_come
+
+
 def busy(line: int = 30, **more: Any) -> Rank:
     """Rank 1 computes at a line."""
     record = Record(step=30, phase="python", phase_s=1.6, median_step_s=0.01)

@@ -40,6 +40,8 @@ _COMM_KINDS = (
 PATIENT_PHASES = ("checkpoint", "evaluate", "import", "start", "build")
 STOOD_S, STOOD_LIMIT_S = 0.4, 1.45
 """What computes at the same lines at two looks so far apart is waited for less long."""
+ENDS_WITHIN_S = 5.0
+"""After an exception, the process is gone; else something keeps it, and that is what is to be told."""
 CROWDED = 4.0
 """Processes a core that want to run, of the last minute."""
 _IDLE = ("sleep", "lock", "input", "debugger", "file_lock")
@@ -81,7 +83,10 @@ class Case:
 
     @cached_property
     def is_end_to_come(self) -> bool:
-        """Whether the ranks that failed only lost a peer, and nothing is known of its end yet."""
+        """Whether ranks failed a moment ago that only lost a peer, and nothing is known of its end yet."""
+        is_new = any(r.record is not None and r.record.phase_s < ENDS_WITHIN_S for r in self.failed)
+        if self.evidence.trigger in ("exit", "lost") or not (is_new or self.evidence.trigger == "dying"):
+            return False
         are_victims = all(r in self.victims for r in self.failed)
         return are_victims and not self.finished and not any(has_left(r) for r in self.evidence.ranks)
 
@@ -138,7 +143,9 @@ class Case:
             limit = max(limit, 10.0)  # its node did not answer in time: the next look may tell what it does
         if record is not None and record.phase in PATIENT_PHASES:
             limit = 30.0
-        if wants_core and rank.host_load > CROWDED:  # what it does with a core of its own takes it so much longer
+        if (
+            wants_core and rank.host_load > CROWDED
+        ):  # what it does with a core of its own takes it so much longer
             limit *= rank.host_load / 2
         return waited < limit
 

@@ -271,7 +271,7 @@ class Watcher:
         verdict = decide(evidence)
         now = time.monotonic()
         case = Case(evidence)
-        if evidence.trigger == "dying" and case.is_end_to_come:
+        if case.is_end_to_come:
             return ()  # they lost a peer, whose end is to be heard of first
         if evidence.trigger != "lost" and any(e.failed and not e.by_us for e in self._exits.values()):
             return ()  # what that rank left is on its way, maybe from another node: the exit itself is told in a moment

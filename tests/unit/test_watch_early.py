@@ -183,7 +183,8 @@ def lost_its_peer() -> Rank:
 
 def left(**more: Any) -> Rank:
     known: dict[str, Any] = {"phase": "python", "phase_s": 0.4, "is_destroyed": True, "where": HERE}
-    return Rank(1, "gpu-a", pid=101, state="S", record=Record(**(known | more)))
+    stack = Stack((replace(HERE, code="time.sleep(60)"),), is_main=True)
+    return Rank(1, "gpu-a", pid=101, state="S", record=Record(**(known | more)), stacks=(stack,))
 
 
 def test_group_destroyed_when_that_rank_goes_on_elsewhere_then_its_peer_need_not_end_first() -> None:
@@ -198,6 +199,8 @@ def test_group_destroyed_when_that_rank_may_be_on_its_way_out_then_its_end_is_wa
         left(phase_s=0.1),
         left(phase="exit"),
         replace(left(), state="R"),
+        replace(left(), stacks=()),
+        replace(left(), is_cleaning_up=True),  # finally: destroy_process_group(), with an error behind it
         left(exit_kind="exception"),
     ]
     assert not any(has_left(r) for r in on_the_way)

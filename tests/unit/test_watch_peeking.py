@@ -144,3 +144,9 @@ def test_source_when_a_line_is_asked_for_then_its_condition_and_the_ways_out_of_
     assert [source.condition(SCRIPT, n) for n in (3, 5, 7, 8)] == [None, 4, 6, None]
     assert source.ways_out(SCRIPT, 2, 7) == [6]
     assert source.ways_out("for (", 1, 2) == [] and source.condition("if (", 1) is None
+
+
+def test_source_when_a_line_is_in_an_except_or_finally_then_it_is_known() -> None:
+    text = "try:\n    a()\nexcept E:\n    b()\nelse:\n    c()\nfinally:\n    d()\ne()\n"
+    assert [source.is_cleanup(text, n) for n in (2, 4, 6, 8, 9)] == [False, True, False, True, False]
+    assert not source.is_cleanup("try:", 1)

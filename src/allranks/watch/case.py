@@ -335,6 +335,8 @@ def has_left(rank: Rank) -> bool:
     return (
         rank.is_alive
         and rank.state == "S"
+        and bool(rank.stacks)
+        and not rank.is_cleaning_up
         and record is not None
         and record.is_destroyed
         and (record.exit_kind, record.phase) == ("", "python")

@@ -260,6 +260,8 @@ class Rank:
     """The command that traces it (gdb, strace), if any."""
     guard: Place | None = None
     """The `if` on the rank around the line it stands at."""
+    is_cleaning_up: bool = False
+    """It stands in an `except` or `finally`: an error may be on its way."""
     condition: Place | None = None
     """The innermost `if` or `while` around the line it stands at, in its function."""
     values: tuple[Value, ...] = ()

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from allranks.record import page
 from allranks.record.notes import read_notes
-from allranks.watch import proc, store
+from allranks.watch import proc, source, store
 from allranks.watch.asking import NO_STACKS, Asker, Stacks, Target, without_ours
 from allranks.watch.evidence import Node, Rank, Stack, Worker
 from allranks.watch.file_locks import file_lock_of
-from allranks.watch.reading import condition_of, guard_of, loop_of, record_of, stack_with_code
+from allranks.watch.reading import condition_of, guard_of, loop_of, record_of, source_of, stack_with_code
 from allranks.watch.stacks import main_stack, parse_faulthandler, runs_model, user_frames
 from allranks.watch.tracing import with_notes, with_numbers
 from allranks.watch.verdict import Place
@@ -187,6 +187,7 @@ def _rank(
         tracer=proc.tracer(rank.pid),
         host_load=round(os.getloadavg()[0] / (os.cpu_count() or 1), 1),
         guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
+        is_cleaning_up=any(source.is_cleanup(source_of(f.file), f.line) for f in frames[:6]),
         condition=next((c for f in frames[:4] if (c := condition_of(f)) is not None), None),
         loops=tuple(loop for f in frames if (loop := loop_of(f)) is not None),
     )

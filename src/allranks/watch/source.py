@@ -74,6 +74,16 @@ def condition(source: str, line: int) -> int | None:
     return found
 
 
+def is_cleanup(source: str, line: int) -> bool:
+    """Whether a line is in an `except` or `finally`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    tries = [n for n in ast.walk(tree) if isinstance(n, ast.Try)]
+    return any(_holds(part, line) for n in tries for part in (*n.handlers, *n.finalbody))
+
+
 def ways_out(source: str, first: int, last: int) -> list[int]:
     """The lines of those `if` between two lines that hold a `break` or `return` themselves."""
     try:

@@ -11,6 +11,7 @@ from allranks.core.errors import StartError
 from allranks.core.overrides import SETTINGS, parse_setting, read_settings
 from allranks.run.environment import cores_of
 from allranks.run.options import parse
+from allranks.run.trial import other_work
 from allranks.tune import words
 from allranks.tune.knobs import Knob, Machine, knobs_for
 from allranks.tune.search import MIN_GAIN, Measured, Search
@@ -313,6 +314,15 @@ def test_settings_when_given_twice_then_the_command_line_wins() -> None:
 def test_cores_when_divided_then_each_rank_has_its_own() -> None:
     assert [cores_of(k, 2, {0, 1, 2, 3, 8}) for k in range(2)] == [[0, 1], [2, 3, 8]]
     assert [cores_of(k, 3, {4, 5}) for k in range(3)] == [[4], [5], [4]]
+
+
+def test_other_work_when_the_cores_are_taken_then_said_before_the_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.0, 0.0))
+    assert other_work() == ""
+    monkeypatch.setattr("os.getloadavg", lambda: (512.0, 0.0, 0.0))
+    assert "a load of 512.0" in other_work()
 
 
 def test_counted_when_steps_are_even_then_their_rate_and_little_spread() -> None:

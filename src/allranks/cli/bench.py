@@ -46,13 +46,15 @@ def command(
     """
     from allranks.bench import rounds as several
     from allranks.bench import telling, trial
+    from allranks.run.trial import other_work
 
     if not Path(script).is_file():
         raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
     if plot is not None and plot.suffix != ".svg":
         raise typer.BadParameter(f"{plot} is not an .svg file", param_hint="--plot")
     settings = several.settings_of(_ranks(ranks), _strategies(strategies))
-    _warn_of_other_work()
+    if busy := other_work():
+        print(f"[allranks] {busy}", file=sys.stderr)
     wish = trial.Wish(script, tuple(args or ()), least_s=seconds, most_s=max(seconds, most))
     answer = several.measure(
         settings,
@@ -67,17 +69,6 @@ def command(
         save.write_text(json.dumps(told, indent=1) + "\n")
     print(json.dumps(told, indent=2) if as_json else telling.as_text(answer, " ".join([script, *wish.args])))
     raise typer.Exit(1 if all(row.failure for row in answer.rows) else 0)
-
-
-def _warn_of_other_work() -> None:
-    from allranks.core.cores import usable_cores
-
-    load, cores = os.getloadavg()[0], usable_cores()
-    if load > cores / 2:
-        print(
-            f"[allranks] other work is on this machine, for which ranks will wait: a load of {load:.1f} on {cores} cores",
-            file=sys.stderr,
-        )
 
 
 def _ranks(text: str) -> list[int]:

@@ -59,6 +59,7 @@ def command(
 
     Example: allranks tune --nproc 2 --minutes 5 train.py --lr 0.1
     """
+    from allranks.run.trial import other_work
     from allranks.tune import words
     from allranks.tune.knobs import knobs_for
     from allranks.tune.search import Search
@@ -76,6 +77,8 @@ def command(
     def say(text: str) -> None:
         print(f"[allranks {time.monotonic() - began:4.0f} s] {text}", file=sys.stderr, flush=True)
 
+    if busy := other_work():
+        say(busy)
     start = trials({}, 0.0)
     say(words.trial_line(start, None))
     knobs = knobs_for(

@@ -14,12 +14,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from allranks.core.cores import usable_cores
 from allranks.core.overrides import TRIAL
 
 _LAUNCH = "import sys; from allranks.cli import main; main(sys.argv[1:])"
 _LINES_SHOWN = 8
 _AGAIN_S = 0.3  # between two signals; the second does not wait for a checkpoint
 _PATIENCE_S = 8.0
+
+
+def other_work() -> str:
+    """What to say before the first trial of a machine that does other work, for which figures will be noisy; "" for none."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load <= cores / 2:
+        return ""
+    return f"other work is on this machine, for which ranks will wait: a load of {load:.1f} on {cores} cores"
 
 
 def command(nproc: int, folder: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:

@@ -29,13 +29,8 @@ STANDS_STILL = range(200, 340)
 """Codes of jobs that end or stand still; the others go on, and are told when enough has been seen."""
 SOON_S = 2.0
 WHY_LATER = {
-    "straggler": "two windows of 2 s and a second more in which the same rank is the slow one: one long step is no straggler",
-    "does_not_come": "its stack changes and shows nothing that explains it: it is given time to come",
     "group_timeout": "from the mark to the group's own timeout, which the script sets to a few seconds",
-    "write_stuck": "the first steps: a rank that moves data is given 20 s to come",
-    "one_file_by_all": "told as a rank ends that read the damaged file",
-    "store_not_there": "a store may still be on its way: a rank alone is given 2.5 s",
-    "only_rank_zero": "another rank may still be on its way: a rank alone is given 3 s",
+    "store_not_there": "the store may still be on its way: ranks that stand where nobody listens are given 2.5 s",
 }
 """What of the time is a rule of ours, or the script's own."""
 
@@ -127,7 +122,10 @@ def _later(rows: list[Row]) -> list[str]:
     late = [r for r in rows if r.told.named_s is None or r.told.named_s > SOON_S]
     if not late:
         return []
-    lines = [f"- {r.fault.path.stem}: {WHY_LATER.get(r.fault.path.stem, 'not explained')}" for r in late]
+    lines = [
+        f"- {r.fault.path.stem}: {WHY_LATER.get(r.fault.path.stem) or f'no rule of ours; the load was {r.load:.1f}'}"
+        for r in late
+    ]
     return [f"Later than {SOON_S:.0f} s:", "", *lines, ""]
 
 

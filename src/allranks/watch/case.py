@@ -143,10 +143,9 @@ class Case:
             limit = max(limit, 10.0)  # its node did not answer in time: the next look may tell what it does
         if record is not None and record.phase in PATIENT_PHASES:
             limit = 30.0
-        if (
-            wants_core and rank.host_load > CROWDED
-        ):  # what it does with a core of its own takes it so much longer
-            limit *= rank.host_load / 2
+        if wants_core and rank.host_load > CROWDED:
+            # What it does with a core of its own takes it so much longer; for a GIL that is held the load is in the limit already.
+            limit *= rank.host_load / (CROWDED if doing.kind == "gil" else 2)
         return waited < limit
 
     def doing(self, *kinds: str) -> list[tuple[Rank, acting.Activity]]:

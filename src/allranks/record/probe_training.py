@@ -153,7 +153,7 @@ def _note_exchange(replica: states.Replica) -> None:
 def mark_replicas(module: Any) -> None:
     """DistributedDataParallel: its constructor, its forward, and the exchange of buffers in it."""
     ddp = module.DistributedDataParallel
-    ddp.__init__, ddp.forward = _marked_build(ddp.__init__), _marked_forward(ddp.forward)
+    ddp.__init__, ddp.forward = _marked_build(ddp.__init__), marked_forward(ddp.forward)
     name = compat.buffers_exchange(ddp)
     if name is not None:
         setattr(ddp, name, _timed_buffers(getattr(ddp, name)))
@@ -195,7 +195,8 @@ def _marked_build(build: Callable[..., None]) -> Callable[..., None]:
     return marked
 
 
-def _marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` of DDP, or what stands for it, with its marks."""
     torch = sys.modules["torch"]  # not whole yet
     is_grad_enabled = getattr(torch, "is_grad_enabled", None) or (lambda: torch.is_grad_enabled())
     writer = _writer

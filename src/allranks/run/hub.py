@@ -32,7 +32,7 @@ SETTLE_S = 0.3
 """How long to listen for other failures after the first: the culprit's exit may arrive after a victim's."""
 ON_EXIT_S = 0.7
 SAY_EVERY_S = 10.0
-SAY_FIRST_S = 3.0
+SAY_FIRST_S = 1.5
 """The first word about who is missing comes sooner."""
 JOIN_TIMEOUT_S = 600.0
 LAST_CALL_S = 30.0

@@ -108,13 +108,12 @@ def _forward_lightly(self: _Replica, *inputs: Any, **kwargs: Any) -> Any:
 
 
 @functools.cache
-def _marked_lightly() -> Callable[..., Any] | None:
-    """`_forward_lightly`, with the record's marks if DDP's own forward has them; None if they cannot be had."""
+def _marked_lightly() -> Callable[..., Any]:
+    """`_forward_lightly`, with the record's marks if DDP's own forward has them."""
     code = getattr(DistributedDataParallel.forward, "__code__", None)
     if code is None or code.co_filename != probe_training.__file__:
         return _forward_lightly
-    mark: Any = getattr(probe_training, "_marked_forward", None)
-    return mark(_forward_lightly) if mark is not None else None
+    return probe_training.marked_forward(_forward_lightly)
 
 
 def synchronise(replica: DistributedDataParallel, is_on: bool) -> None:

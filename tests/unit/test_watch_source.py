@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,3 +101,23 @@ def test_groups_when_calls_are_forgotten_or_a_rank_is_only_late_then_nothing_is_
     ranks = grouped(0, ("0,1",), first=1), grouped(1, (), first=first, waits=waits)
     verdict = decide(Evidence(2, ranks, trigger="waiting"))
     assert (verdict is not None and verdict.code == "AR257") == bool(code)
+
+
+def test_source_when_it_is_looked_at_again_then_it_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "for a in b:\n    if a:\n        c(a)  # of this test alone\n"
+    parsed: list[str] = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda source: parsed.append(source) or parse(source))
+    for _ in range(2):
+        assert (source.condition(text, 3), source.outer_loop(text, 3)) == (2, (1, 3))
+        assert (source.rank_guard(text, 3), source.is_cleanup(text, 3)) == (None, False)
+    assert parsed == [text]
+
+
+def test_source_when_it_is_nested_too_deeply_then_nothing_is_said_of_it() -> None:
+    text = f"if {'-' * 200_000}1:\n    pass\n"
+    assert (source.condition(text, 2), source.outer_loop(text, 2), source.is_cleanup(text, 2)) == (
+        None,
+        None,
+        False,
+    )

@@ -134,6 +134,13 @@ def test_passes_when_none_is_known_to_train_then_the_newest_loader_is_told() -> 
     )
 
 
+def test_passes_when_the_length_of_one_is_not_known_then_nothing_is_taken_off_for_the_other() -> None:
+    seen = PassesSeen()
+    looks_at(seen, pass_of(1, "/t.py:9 main", length=-1), pass_of(2, "/t.py:20 check", length=100))
+    seen.trains({"line": "/t.py:9 main", "num_workers": 2})
+    assert (seen.facts()["loader_line"], seen.facts()["loader_share"]) == ("/t.py:9 main", 1.0)
+
+
 def test_wait_for_the_first_batch_then_the_shorter_of_the_later_passes_counts() -> None:
     first = _of_pass({"number": 1, "batch_size": 8, "persistent": False, "first_s": 3.0}, {})
     assert first == {"loader_batch": 8, "loader_persistent": False}

@@ -43,10 +43,13 @@ class PassesSeen:
         line, workers = self._trained or (self._newest.line, self._newest.num_workers)
         seen = sum(self._passes.values())
         batches = {at: count * max(1, self._length[at]) for at, count in self._passes.items()}
+        # A pass over an iterable is of any length: nothing is known of its share then.
+        is_known = len(batches) < 2 or all(length >= 0 for length in self._length.values())
+        share = batches.get(line, 0) / sum(batches.values()) if is_known else 1.0
         return {
             "loader_workers": workers,
             "loader_line": line,
             "loader_length": self._length.get(line, -1),
             "loader_passes": round(self._last * self._passes[line] / seen),
-            "loader_share": round(batches.get(line, 0) / sum(batches.values()), 3),
+            "loader_share": round(share, 3),
         }

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 
 _RANK_TEST = re.compile(
     r"rank|is_main|is_master|is_zero|master_process|main_process|primary|should_save", re.I
 )
+
+
+@lru_cache(maxsize=8)
+def _tree(source: str) -> ast.Module | None:
+    """What the source says, None if it is not Python; kept, since a look asks some fifteen times a rank (50 ms in 7,000 lines)."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
+        return None
 
 
 def line_text(source: str, line: int) -> str:
@@ -19,11 +29,10 @@ def line_text(source: str, line: int) -> str:
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
+@lru_cache(maxsize=256)
 def rank_guard(source: str, line: int) -> int | None:
     """The line of the innermost `if` around `line` whose test looks at the rank, or None."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    if (tree := _tree(source)) is None:
         return None
     found: int | None = None
     for node in ast.walk(tree):
@@ -40,11 +49,10 @@ def rank_guard(source: str, line: int) -> int | None:
     return found
 
 
+@lru_cache(maxsize=256)
 def inner_condition(source: str, first: int, line: int) -> int | None:
     """The line of the innermost `if` around `line` that begins after line `first`, or None."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    if (tree := _tree(source)) is None:
         return None
     around = [
         n.lineno
@@ -56,12 +64,10 @@ def inner_condition(source: str, first: int, line: int) -> int | None:
     return max(around, default=None)
 
 
+@lru_cache(maxsize=256)
 def condition(source: str, line: int) -> int | None:
     """The line of the innermost `if` or `while` around `line`, in the innermost function that holds it, or None."""
-    try:
-        holder: ast.AST | None = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
+    holder: ast.AST | None = _tree(source)
     found: int | None = None
     while holder is not None:
         if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -74,11 +80,10 @@ def condition(source: str, line: int) -> int | None:
     return found
 
 
+@lru_cache(maxsize=256)
 def is_cleanup(source: str, line: int) -> bool:
     """Whether a line is in an `except` or `finally`."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    if (tree := _tree(source)) is None:
         return False
     tries = [n for n in ast.walk(tree) if isinstance(n, ast.Try)]
     return any(_holds(part, line) for n in tries for part in (*n.handlers, *n.finalbody))
@@ -86,9 +91,7 @@ def is_cleanup(source: str, line: int) -> bool:
 
 def ways_out(source: str, first: int, last: int) -> list[int]:
     """The lines of those `if` between two lines that hold a `break` or `return` themselves."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    if (tree := _tree(source)) is None:
         return []
     return sorted(
         n.lineno
@@ -99,14 +102,11 @@ def ways_out(source: str, first: int, last: int) -> list[int]:
     )
 
 
+@lru_cache(maxsize=256)
 def outer_loop(source: str, line: int) -> tuple[int, int] | None:
     """First and last line of the outermost loop around `line` in the innermost function that holds it, or None."""
-    try:
-        scope: ast.AST = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
+    holder: ast.AST | None = _tree(source)
     found: tuple[int, int] | None = None
-    holder: ast.AST | None = scope
     while holder is not None:
         if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             found = None  # what is outside of the function is its caller's

@@ -11,7 +11,7 @@ import pytest
 
 from allranks.record import layout as at
 from allranks.record import lines, process, ticking, writer
-from allranks.record.light import LONG_NS, Shares
+from allranks.record.light import LONG_NS, STALE_NS, Shares
 from allranks.record.page import PageReader, Phase
 from allranks.record.writer import Writer
 
@@ -54,7 +54,7 @@ def train(record: Writer, clock: Clock, steps: int, parts: dict[int, float] = ST
         for phase, ms in parts.items():
             if phase == at.PYTHON:
                 clock.ns += int(ms * MS)
-            elif (words := record.light) is not None:
+            elif phase != at.COLLECTIVE and (words := record.light) is not None:
                 words[at.W_PHASE] = phase
                 clock.ns += int(ms * MS)
                 words[at.W_PHASE] = at.PYTHON
@@ -128,6 +128,30 @@ def test_step_without_clocks_when_something_lasts_then_it_is_counted_exactly(
     page.close()
 
 
+def test_collective_in_each_step_then_what_comes_after_it_is_given_no_time_of_what_was_before(
+    tmp_path: Path, clock: Clock
+) -> None:
+    record, page = opened(tmp_path)
+    record.may_be_light = True
+    parts = {at.DATA: 0.2, at.FORWARD: 0.4, at.BACKWARD: 0.8, at.COLLECTIVE: 0.1, at.OPTIMIZER: 0.5}
+    assert train(record, clock, 2000, parts) < 60
+    spent = times_of(record, page)
+    for phase, ms in parts.items():
+        assert spent[Phase(phase)] == pytest.approx(2000 * ms * MS, rel=0.02)
+    assert train(record, clock, 1000) > 700  # and without it the marks are light again
+    page.close()
+
+
+def test_steps_when_they_are_counted_from_the_beginning_again_then_they_are_looked_at() -> None:
+    record = Writer()
+    record.mark(at.PYTHON)
+    record.may_be_light = True  # of a loop of the script's own before
+    for step in (*range(1, 1001), *range(6)):
+        record.set_step(step)
+        assert record.light is None and record.is_looked
+    assert record.is_timed or record.next_timed < 200
+
+
 def test_long_step_among_those_looked_at_then_it_does_not_count_for_the_others() -> None:
     shares = Shares()
     spent = [0] * at.NUM_PHASES
@@ -178,6 +202,24 @@ def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_its
     assert record.light is None and found.phase == Phase.BACKWARD
     assert found.line.startswith(f"{__file__}:") and "on_another_thread" in found.line
     assert found.phase_since_ns == clock.ns - LONG_NS  # the end of the step before
+    page.close()
+
+
+def test_steps_without_clocks_when_they_become_slower_then_none_looks_like_a_long_phase(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, page = opened(tmp_path)
+    monkeypatch.setattr(process, "WRITER", record)
+    monkeypatch.setattr(ticking, "monotonic_ns", clock)
+    record.may_be_light = True
+    train(record, clock, 100)
+    record.next_looked = record.next_timed = 10_000  # nothing else ends them
+    while record.light is None:
+        train(record, clock, 1)
+    for _ in range(40):
+        train(record, clock, 2, {at.FORWARD: 45.0})
+        ticking._look_at_light()
+        assert clock.ns - page.read().phase_since_ns <= STALE_NS
     page.close()
 
 

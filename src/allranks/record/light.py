@@ -14,26 +14,48 @@ from allranks.record import layout as at
 
 LONG_NS = 60_000_000
 """A step whose marks are light is not so long; ten times what a quick one takes."""
+STALE_NS = 400_000_000
+"""No longer is it since the last clock, however many steps there are until one is looked at."""
 FIRST, END = at.PYTHON, at.OPTIMIZER + 1
 """What a step is made of: the phases that have light marks."""
 FORGET_NS = 250_000_000
 """After so much time looked at, what was before counts half."""
 _UNUSUAL = 8
+MOST_WHOLE = 63
+"""So many steps at the most have whole marks after one whose light marks were ended."""
 
 
 class Shares:
     """How the time of steps without clocks is shared out; of one writer."""
 
-    __slots__ = ("_before", "_looked", "_mean_ns", "_shared_ns", "guessed_ns")
+    __slots__ = (
+        "_before", "_is_light", "_left", "_looked", "_mean_ns", "_shared_ns", "_whole", "guessed_ns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.guessed_ns = [0] * at.NUM_PHASES
         self._looked = [0] * (END - FIRST)
         self._before: list[int] = []
-        self._mean_ns = self._shared_ns = 0
+        self._mean_ns = self._shared_ns = self._whole = self._left = 0
+        self._is_light = False
 
-    def begins(self, spent_ns: list[int]) -> None:
-        """A step that is looked at begins."""
+    def may_be_light(self) -> bool:
+        """Whether the step that begins may have light marks.
+
+        Whole steps are shared out. Where something (a collective between backward and optimizer, say) ends the light marks of each,
+        what was before would be shared out among what comes after, too: so they are tried less and less often.
+        """
+        if self._is_light:  # and something ended them
+            self._whole = self._left = min(2 * self._whole + 1, MOST_WHOLE)
+        elif self._left:
+            self._left -= 1
+        self._is_light = not self._left
+        return self._is_light
+
+    def begins(self, spent_ns: list[int], *, was_light: bool = False) -> None:
+        """A step that is looked at begins; whether the marks were light up to now."""
+        if was_light:
+            self._whole, self._is_light = 0, False
         self._before = spent_ns[FIRST:END]
 
     def ended(self, spent_ns: list[int]) -> None:

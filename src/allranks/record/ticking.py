@@ -15,7 +15,7 @@ from time import monotonic_ns
 
 from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
-from allranks.record.light import LONG_NS
+from allranks.record.light import LONG_NS, STALE_NS
 
 EVERY_S = 0.1
 _SWEEP_EVERY = 100  # ticks
@@ -75,7 +75,9 @@ def _look_at_light() -> None:
     """A step whose marks are light goes on for too long for one: from now on they are whole, and its line is looked for."""
     writer, words = process.WRITER, process.WRITER.words
     ended = words[at.STEP_ENDS + writer.step % at.NUM_STEP_ENDS]
-    if monotonic_ns() - ended < LONG_NS:
+    if (now := monotonic_ns()) - ended < LONG_NS:
+        if now - words[at.W_SINCE_NS] > STALE_NS:  # else steps that become slower look like a long phase
+            writer.end_light(now)
         return
     writer.end_light(max(ended, words[at.W_SINCE_NS]))
     before = words[at.W_PHASE]

@@ -209,11 +209,15 @@ class Writer(Texts):
         w = self.words
         if not self.is_library_stepped:
             self.is_library_stepped = True
+            self.may_be_light = False  # the hooks that say whether steps are quick no longer do
             w[at.W_FLAGS] |= at.LIBRARY_STEPS
         if epoch is not None:
             w[at.W_EPOCH] = epoch
         w[at.W_MICRO_STEP] = micro_step
         if step != self.step:
+            if step < self.step:  # another run in this process, or back to a checkpoint
+                self.next_looked = self.next_timed = step + 1
+                self._timed_step = 0
             self.step = step - 1
             self.end_step()
 
@@ -249,11 +253,13 @@ class Writer(Texts):
                 w[W_PHASE] & 0xFF == at.PYTHON
                 and self._before_evaluation is None
                 and get_ident() == self.owner
+                and self._shares.may_be_light()
             ):
                 self.light = w
             return
+        was_light = self.light is not None
         self.end_light(now)
-        self._shares.begins(self.spent_ns)
+        self._shares.begins(self.spent_ns, was_light=was_light)
         if self.is_timed:  # all of its backward will be wanted
             self._backward_before = self.spent_ns[at.BACKWARD]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.core import heap
 from allranks.core.heap import keep_freed_memory, usable_memory
 
 # What 20 steps of a training do: take 32 MB in two blocks, write into them, give them back. Prints how often the kernel had to help.
@@ -52,6 +53,23 @@ def test_keep_when_the_user_has_set_malloc_then_it_is_left_alone() -> None:
     assert is_kept == "False"
     assert count > 20 * 4096
     assert keep_freed_memory(1, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576"}) == 0
+
+
+@pytest.mark.parametrize(("most_block", "expected"), [(1 << 25, [-3, -1]), (0, [])])
+def test_keep_when_glibc_refuses_large_blocks_then_smaller_ones_are_kept_or_nothing_is_changed(
+    monkeypatch: pytest.MonkeyPatch, most_block: int, expected: list[int]
+) -> None:
+    taken: list[int] = []
+
+    def mallopt(option: int, value: int) -> int:  # as that of glibc 2.34
+        if option == -3 and value > most_block:
+            return 0
+        taken.append(option)
+        return 1
+
+    monkeypatch.setattr(heap, "_mallopt", lambda: mallopt)
+    assert (keep_freed_memory(1, {}) > 0) is bool(expected)
+    assert taken == expected
 
 
 def test_memory_when_a_container_has_less_then_its_limit_counts(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
-_MOST_BLOCK_BYTES = 1 << 30  # larger ones go to the kernel and back, as ever
+# Larger blocks go to the kernel and back, as ever. Older releases of glibc refuse a threshold above the second.
+_BLOCK_BYTES = (1 << 30, 1 << 25)
 _MOST_BYTES = (1 << 31) - 1  # mallopt takes an int
 
 
@@ -35,9 +36,10 @@ def keep_freed_memory(local_world_size: int, environ: Mapping[str, str] = os.env
     if set_option is None or is_users:
         return 0
     most = min(usable_memory() // (4 * max(1, local_world_size)), _MOST_BYTES)
-    # Setting either threshold also ends glibc's own adjusting of both.
-    is_set = set_option(_TRIM_THRESHOLD, most) and set_option(_MMAP_THRESHOLD, min(most, _MOST_BLOCK_BYTES))
-    return most if is_set else 0
+    # Setting either threshold also ends glibc's own adjusting of both, so what may be refused comes first: with the other alone, every
+    # block above 128 KB would go back to the kernel.
+    is_set = any(set_option(_MMAP_THRESHOLD, min(most, size)) for size in _BLOCK_BYTES)
+    return most if is_set and set_option(_TRIM_THRESHOLD, most) else 0
 
 
 def usable_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -52,6 +52,20 @@ def test_step_when_implementation_is_chosen_then_same_bits(kind: Any, settings: 
     assert all(torch.equal(a, b) for a, b in zip(plain, quick, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_step_when_weights_have_16_bits_then_as_torch_steps_by_itself(dtype: torch.dtype) -> None:
+    ends: list[torch.Tensor] = []
+    for is_offered in (False, True):
+        p = nn.Parameter(torch.linspace(-1, 1, 1001).to(dtype))
+        optimizer = torch.optim.SGD([p], lr=0.01, momentum=0.9)
+        assert not (is_offered and kernels.choose(optimizer))
+        for factor in (1.0, -0.3, 0.7):
+            p.grad = (torch.linspace(1, 3, 1001) * factor).to(dtype)
+            optimizer.step()
+        ends.append(p.detach())
+    assert torch.equal(*ends)
+
+
 @pytest.mark.parametrize("said", [{"foreach": False}, {"fused": True}, {"differentiable": True}])
 def test_choose_when_the_user_has_chosen_then_it_stays(said: dict[str, bool]) -> None:
     optimizer = torch.optim.SGD(parameters(), lr=0.1, **said)

@@ -1,8 +1,9 @@
 """With which of torch's implementations does an optimizer step? The one with the same bits and fewer calls, or the one the user asks for.
 
 torch steps on a CPU one parameter after the other, a dozen calls each; its foreach form makes the same additions and products in the
-same order with a dozen calls in all (tests/unit/test_kernels.py compares the bits). fused is quicker still, and rounds differently in
-the last bit, so it is only taken when asked for. What the user said when making the optimizer stays.
+same order with a dozen calls in all (tests/unit/test_kernels.py compares the bits). Of 16-bit weights it rounds products differently, so
+those step as ever. fused is quicker still, and rounds differently in the last bit, so it is only taken when asked for. What the user said
+when making the optimizer stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from allranks.core.errors import UsageError
 
 SAME_BITS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 MAX_BYTES = 64 << 20  # foreach keeps temporaries of all parameters at once; and large ones do not need it
+_SAME_BITS_DTYPES = (torch.float32, torch.float64)
 _ODD = ("fused", "capturable", "differentiable")
 
 
@@ -40,7 +42,8 @@ def choose(optimizer: torch.optim.Optimizer) -> bool:
 
 def _is_plain(p: torch.Tensor) -> bool:
     is_sparse = p.grad is not None and p.grad.layout is not torch.strided
-    return type(p) in (nn.Parameter, torch.Tensor) and p.is_cpu and p.is_floating_point() and not is_sparse
+    is_known = type(p) in (nn.Parameter, torch.Tensor) and p.dtype in _SAME_BITS_DTYPES
+    return is_known and p.is_cpu and not is_sparse
 
 
 def use_fused(optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@ from allranks.watch.case import Case, has_left
 from allranks.watch.decide import decide
 from allranks.watch.evidence import Call, Evidence, Exit, Failure, Model, Rank, Record, Stack
 from allranks.watch.rows import Row
-from allranks.watch.saying import SECOND_LOOK_S, Standing
+from allranks.watch.saying import AT_WORK_S, SECOND_LOOK_S, Standing
 from allranks.watch.stood import Stood
 from allranks.watch.trigger import Trigger
 from allranks.watch.verdict import Place, Verdict
@@ -271,10 +271,17 @@ def test_standing_when_a_rank_is_still_at_work_then_the_job_is_not_ended() -> No
     assert said is not None and said.action == "stop"
 
 
-def joining(rank: int, at: str) -> Rank:
-    """It goes by rank 0 of 2, and waits for the other."""
+def test_standing_when_a_rank_seems_at_work_for_good_then_the_job_is_ended() -> None:
+    verdict = Verdict("AR286", "ddp-build-met-another-call", "", (0,))
+    standing = Standing(verdict, (0, 1), (), 0.0, ends_as="stop")
+    said = standing.due(AT_WORK_S, "report", None, is_at_work=True)  # it spins, waiting for its GPU
+    assert said is not None and said.action == "stop"
+
+
+def joining(rank: int, at: str, world_size: int = 2) -> Rank:
+    """It goes by rank 0 of so many, and waits for the others."""
     noted = ({"kind": "meets", "at": at},)
-    record = Record(phase="init", phase_s=1.2, said_rank=0, said_world_size=2, noted=noted)
+    record = Record(phase="init", phase_s=1.2, said_rank=0, said_world_size=world_size, noted=noted)
     return Rank(rank, "gpu-a", pid=100 + rank, state="S", record=record)
 
 
@@ -284,6 +291,16 @@ def test_names_when_two_worlds_meet_at_different_places_then_they_need_not_agree
     for one, other in (("127.0.0.1:29500", "127.0.0.1:29501"), ("file:///tmp/a", "file:///tmp/b")):
         found = verdict_on(joining(0, one), joining(1, other))
         assert found is None or found.code != "AR302"
+
+
+def test_names_when_each_is_a_world_of_its_own_then_nobody_waits_for_another() -> None:
+    ranks = [
+        joining(rank, "127.0.0.1:29500", world_size=1) for rank in (0, 1)
+    ]  # with a store each: HashStore()
+    found = verdict_on(*ranks)
+    assert found is None or found.code != "AR302"
+    rows = {n: Row(n, phase="init", phase_s=0.5, said=(0, 1)) for n in (0, 1)}
+    assert not apart.signs(rows)
 
 
 # --- lock files ---

@@ -58,6 +58,8 @@ def _names(rows: Mapping[int, Row]) -> set[tuple[object, ...]]:
     """Ranks wait in init_process_group for each other under names that do not fit together."""
     said = [r.said for r in rows.values() if r.phase == "init" and r.phase_s >= SETTLED_S and r.said[0] >= 0]
     sizes = {size for _, size in said}
+    if sizes == {1}:
+        return set()  # each a world of its own, with a store of its own
     if len(sizes) > 1 or len({rank for rank, _ in said}) < len(said):
         return {("names", *sorted(said))}
     return set()

@@ -18,6 +18,8 @@ AGAIN_S = (60.0, 600.0, 1800.0)
 """A hang that goes on is reported again after so long."""
 SECOND_LOOK_S = 2.0
 """A verdict by which the job cannot go on is said at once, and acted on if no rank has moved after so long."""
+AT_WORK_S = 30.0
+"""Work that must end first is waited for so long: a rank that waits for a GPU spins, and looks as if it worked."""
 PATIENCE_S = 60.0
 """--on-hang stop or restart without --after: how long a hang that might end by itself is left alone."""
 VERSION = 1
@@ -93,11 +95,12 @@ class Standing:
     def due(
         self, now: float, on_hang: OnHang, after_s: float | None, *, is_at_work: bool = False
     ) -> Said | None:
-        """What to say (again) now, if anything; while a rank is at work that must end before it can wait, none is ended."""
+        """What to say (again) now, if anything; while a rank is at work that must end before it can wait, none is ended for a while."""
         hung = now - self.since
         since = self.verdict.since_s
         verdict = replace(self.verdict, since_s=since + hung) if since is not None else self.verdict
-        if self.ends_as != "report" and hung >= SECOND_LOOK_S and not self.has_acted and not is_at_work:
+        least = AT_WORK_S if is_at_work else SECOND_LOOK_S
+        if self.ends_as != "report" and hung >= least and not self.has_acted:
             self.has_acted = True
             what = "ended" if self.ends_as == "stop" else "started again"
             note = f"nothing has moved for {seconds(hung)}: the job is {what}"

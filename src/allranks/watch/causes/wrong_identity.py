@@ -23,6 +23,8 @@ def find(case: Case) -> Verdict | None:
         return None  # those who meet at different places have nothing to agree about
     twice = [n for n, count in Counter(rank for rank, _ in said.values()).items() if count > 1]
     sizes = sorted({size for _, size in said.values()})
+    if sizes == [1]:
+        return None  # each is a world of its own
     if twice:
         culprits = [r for r in case.evidence.ranks if said.get(r.rank, (-1, 0))[0] in twice]
         missing = sorted(set(range(case.evidence.world_size)) - {rank for rank, _ in said.values()})

@@ -42,7 +42,7 @@ def put_numbers(on: bool) -> None:
     """Whether losses and parameters are looked at."""
     from allranks.record import fingerprints, losses, states
 
-    losses.mask = losses.EVERY if on else losses.NEVER
+    losses.which = losses.EVERY if on else losses.NEVER
     if not on:
         put_numbers.next_step = fingerprints.next_step  # type: ignore[attr-defined]
         fingerprints.next_step = states.NEVER

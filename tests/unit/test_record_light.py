@@ -73,14 +73,12 @@ def times_of(record: Writer, page: PageReader) -> dict[Phase, int]:
     return found.phase_ns
 
 
-def test_quick_steps_then_one_in_eight_has_clocks_and_each_phase_its_time(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_quick_steps_then_some_have_clocks_and_each_phase_its_time(tmp_path: Path, clock: Clock) -> None:
     record, page = opened(tmp_path)
     began = clock.ns
     assert train(record, clock, 20) == 0  # it is not known yet that they are quick
     record.may_be_light = True
-    assert 650 < train(record, clock, 800) < 750
+    assert 700 < train(record, clock, 800) < 780
     spent = times_of(record, page)
     for phase, ms in STEP_MS.items():
         assert spent[Phase(phase)] == pytest.approx(820 * ms * MS, rel=0.01)

@@ -179,18 +179,18 @@ def test_quick_steps_when_a_logger_is_in_use_then_a_limited_number_is_looked_at(
     writer: Writer, board: Board
 ) -> None:
     board.add_scalar("learning", 0.5)
-    assert losses.mask == losses.EVERY
+    assert losses.which == losses.EVERY
     for step in range(logged.QUICK_LOOKS + 20):
         step_of(writer, loss_of(step))
     assert losses.follow is None
-    assert losses.mask == losses.EIGHTH
+    assert losses.which == losses.SOME
 
 
 def test_names_when_all_are_decided_then_losses_are_followed_no_more(writer: Writer, board: Board) -> None:
     train(writer, lambda step, loss: board.add_scalar("loss", loss), steps=41)
     assert noted(writer)
     assert losses.follow is None
-    assert losses.mask == losses.EIGHTH
+    assert losses.which == losses.SOME
 
 
 def test_losses_of_some_steps_then_they_are_noted_on_every_rank(writer: Writer) -> None:

@@ -45,7 +45,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
     for module in (passes, draws, schedulers, gradients, losses, averaging):
         monkeypatch.setattr(module, "_writer", writer)
     monkeypatch.setattr(states, "is_quick", False)
-    monkeypatch.setattr(losses, "mask", losses.EVERY)
+    monkeypatch.setattr(losses, "which", losses.EVERY)
     yield found
     for repair in (passes, draws, schedulers, gradients, watched, averaging):
         repair._after_fork()
@@ -237,6 +237,21 @@ def test_gradient_when_not_finite_and_stepped_with_then_noted_once(noted: Noted,
         step()
     (found,) = noted
     assert (found["kind"], found["step"], found["bad"][0], found["num_bad"]) == ("gradient", 2, "2.bias", 4)
+
+
+def test_gradient_when_it_was_looked_at_then_no_hook_is_left_for_torch_to_ask(
+    noted: Noted, ddp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "is_quick", True)
+    watched = ddp.module[0].bias
+    gradients.watch(ddp)
+    assert watched._backward_hooks
+    backward(ddp, torch.ones(2, 4), False).backward()
+    gradients.settle()
+    assert watched._backward_hooks is None
+    kept = watched.register_hook(lambda gradient: gradient)  # the user's own
+    gradients.settle()
+    assert list(watched._backward_hooks) == [kept.id] and noted == []
 
 
 def test_gradient_when_mended_or_the_step_is_left_out_then_silent(noted: Noted, ddp: Any) -> None:

@@ -33,8 +33,8 @@ def stack_signal() -> int:
 def preference(step: int) -> int:
     """Which steps are timed where not all can be: those of high preference, the same ones on every rank.
 
-    Half of all steps have 0, a quarter 1, ...; spread evenly but without a period (multiples of the golden ratio: of every eight, they
-    are 5, 8 or 13 apart), since much in a loop has one (loader workers take turns).
+    Half of all steps have 0, a quarter 1, ...; spread evenly but without a period (multiples of the golden ratio: those of
+    preference 3 are 5, 8 or 13 apart), since much in a loop has one (loader workers take turns).
     """
     return 32 - (step * 2654435761 & 0xFFFFFFFF).bit_length()
 
@@ -43,16 +43,21 @@ def preference(step: int) -> int:
 TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 6
 
 
+# Of quick steps one in so much time is looked at: a look takes 0.2 ms there.
+LOOKED_EVERY_NS = 20_000_000
+
+
+def least_preference(length_ns: int, every_ns: int) -> int:
+    """The least preference of steps that are `every_ns` apart, roughly, where a step takes `length_ns`."""
+    least = 0
+    while least < MAX_PREFERENCE and length_ns << least < every_ns:
+        least += 1
+    return least
+
+
 def next_timed(step: int, length_ns: int) -> int:
     """The next step to be timed after `step`, where a step takes `length_ns`."""
-    least = 0
-    while least < MAX_PREFERENCE and length_ns << least < TIMED_EVERY_NS:
-        least += 1
-    return next_preferred(step, least)
-
-
-LOOKED_PREFERENCE = 3
-"""Of quick steps those are looked at whose preference is at least this: every eighth."""
+    return next_preferred(step, least_preference(length_ns, TIMED_EVERY_NS))
 
 
 def next_preferred(step: int, least: int) -> int:

@@ -1,7 +1,7 @@
 """Where did the time of steps go whose marks took no clock? It is shared out as the steps around them spent theirs.
 
 Between torch's own calls a mark with two clocks and its looks costs some 8 us, and a step has five of them: 1 % of a step is gone
-where steps take a millisecond or two. So of quick steps only every eighth has whole marks (`Writer.is_looked`); those of the others are
+where steps take a millisecond or two. So of quick steps only one in 20 ms has whole marks (`Writer.is_looked`); those of the others are
 light: they say what the process does, and no more. Their time is known as a sum (`layout.UNMARKED`), and shared out here among the
 phases of a step as in the steps that are looked at. Which ones these are has no period (`layout.preference`), since much in a loop has
 one. Whatever lasts (a checkpoint, a collective of the script's own, an evaluation) ends the light marks of its step and is counted
@@ -18,7 +18,7 @@ STALE_NS = 400_000_000
 """No longer is it since the last clock, however many steps there are until one is looked at."""
 FIRST, END = at.PYTHON, at.OPTIMIZER + 1
 """What a step is made of: the phases that have light marks."""
-FORGET_NS = 250_000_000
+FORGET_NS = 100_000_000
 """After so much time looked at, what was before counts half."""
 _UNUSUAL = 8
 MOST_WHOLE = 63

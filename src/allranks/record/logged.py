@@ -206,7 +206,7 @@ def _number(value: Any) -> float | None:
 
 def _as_loss(one: _Name, value: float) -> dict[str, Any] | None:
     """Whether this and the calls before logged the losses of this rank."""
-    if losses.mask == losses.NEVER:
+    if losses.which == losses.NEVER:
         return None
     if losses.follow is None and _losses.left > 0:
         _losses.generation += 1  # what came before was not seen

@@ -1,7 +1,7 @@
 """Is the loss a number? Looked at when backward is called on it, before its gradients are averaged with the others'.
 
 The first one that is not is noted, with its step and line; then nothing is looked at any more. So the rank that was first is
-known although a moment later the gradients of all ranks are nan. Of quick steps only every eighth is looked at (a look takes 5 us
+known although a moment later the gradients of all ranks are nan. Of quick steps only some are looked at (a look takes 5 us
 among other work), and the last one that was well is noted, too. A user who leaves such losses out is not bothered: only
 what backward is called on counts.
 """
@@ -18,45 +18,45 @@ from allranks.record import layout as at
 
 _writer = process.WRITER
 KIND = "not_finite"
-EVERY, EIGHTH, NEVER = 0, 7, -1
-mask = EVERY
-"""EIGHTH: those of the steps that are looked at (Writer.is_looked); EVERY: of the others, too, if their marks are whole."""
+EVERY, SOME, NEVER = range(3)
+which = EVERY
+"""SOME: those of the steps that are looked at (Writer.is_looked); EVERY: of the others, too, if their marks are whole."""
 follow: Callable[[float | None], None] | None = None
 """Is told every loss, also of quick steps, while logged.py compares them with what the script logs."""
 
 
 def following(see: Callable[[float | None], None] | None) -> None:
     """Tell `see` every loss from now on, also of quick steps; None: no longer."""
-    global follow, mask
+    global follow, which
     follow = see
     states.wants_all = see is not None
     if see is not None:
-        mask = EVERY if mask != NEVER else NEVER
+        which = EVERY if which != NEVER else NEVER
         _writer.may_be_light = False
         _writer.end_light(monotonic_ns())
 
 
 _looked = _before = 0  # the last steps that were looked at, 1 = the first
-NOTED = tuple(at.next_preferred(behind, at.LOOKED_PREFERENCE) for behind in (8, 64, 512, 4096))
+NOTED = tuple(at.next_preferred(behind, at.MAX_PREFERENCE) for behind in (0, 64, 512, 4096))
 """Steps that every rank looks at, how quick they may be: their losses are noted, for perf/own_values.py to compare."""
 _to_note = NOTED
 
 
 def is_due() -> bool:
     """Whether the loss of a backward that begins now is looked at."""
-    return not mask or (mask != NEVER and _writer.is_looked)
+    return which == EVERY or (which == SOME and _writer.is_looked)
 
 
 def look(args: tuple[Any, ...], line: int) -> None:
     """Look at the loss in the arguments of backward; `line` as marks have it (number << 8). Never raises."""
-    global mask
+    global which
     try:
         loss = args[0]
         if loss.numel() == 1:
             if gathered.gathers:
                 gathered.look_at_loss(loss)
             if loss.is_cpu:
-                value, is_first = loss.item(), mask != NEVER
+                value, is_first = loss.item(), which != NEVER
                 _judge(value, _writer.step + 1, line)
                 if value - value != 0 and is_first:
                     _note_origin(loss)
@@ -64,8 +64,8 @@ def look(args: tuple[Any, ...], line: int) -> None:
                 _look_later(loss, line)
     except Exception:  # noqa: BLE001 - several losses, or a tensor without a value: nothing to look at
         return
-    if mask != NEVER:
-        mask = EIGHTH if states.is_quick and follow is None else EVERY
+    if which != NEVER:
+        which = SOME if states.is_quick and follow is None else EVERY
 
 
 def _note_origin(loss: Any) -> None:
@@ -79,7 +79,7 @@ def _note_origin(loss: Any) -> None:
 
 
 def _judge(value: Any, step: int, line: int) -> None:
-    global mask, _looked, _before
+    global which, _looked, _before
     _writer.loss = value
     if follow is not None:
         follow(value)
@@ -87,9 +87,9 @@ def _judge(value: Any, step: int, line: int) -> None:
         _note(value, step)
     if step != _looked:
         _before, _looked = _looked, step
-    if value - value == 0 or mask == NEVER:
+    if value - value == 0 or which == NEVER:
         return
-    mask = NEVER
+    which = NEVER
     kind = at.NAN if value != value else at.PLUS_INF if value > 0 else at.MINUS_INF
     words, base = _writer.words, at.NOT_FINITE
     words[base + at.N_KIND], words[base + at.N_LINE] = kind, line >> 8
@@ -125,7 +125,7 @@ def _look_later(loss: Any, line: int) -> None:
                 follow(None)
             return
         _judge(value.item(), *_on_its_way)
-        if mask == NEVER:
+        if which == NEVER:
             return
     value.copy_(loss.detach().reshape(()), non_blocking=True)
     event.record()
@@ -141,8 +141,8 @@ def settle() -> None:
 
 
 def _after_fork() -> None:
-    global mask, _looked, _before, _on_its_way, _room, _to_note
-    mask, _looked, _before, _on_its_way, _room, _to_note = EVERY, 0, 0, None, None, NOTED
+    global which, _looked, _before, _on_its_way, _room, _to_note
+    which, _looked, _before, _on_its_way, _room, _to_note = EVERY, 0, 0, None, None, NOTED
 
 
 process.AFTER_FORK.append(_after_fork)

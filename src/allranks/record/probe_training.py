@@ -106,6 +106,7 @@ def _after_backward(begin: int, end: int) -> None:
     """Of steps that are timed, and where gradients are to be looked at. Never raises."""
     if _writer.is_timed:
         _writer.times[at.M_BACKWARD_FROM], _writer.times[at.M_BACKWARD_TO] = begin, end
+        gradients.settle()
     replica, states.pending = states.pending, None  # one forward, one check
     try:
         if replica is not None:

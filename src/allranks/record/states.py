@@ -77,7 +77,7 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
         replica.is_autocast = compat.is_autocast_on()
 
 
-is_quick = False  # and then every eighth step is looked at: writer.is_looked
+is_quick = False  # and then only some steps are looked at: writer.is_looked
 wants_all = False  # something wants each step looked at
 _noted = (0, 0)  # step, ns
 

@@ -37,6 +37,7 @@ class Writer(Texts):
         "_backward_before",
         "_before_evaluation",
         "_exchanged_before",
+        "_looked_least",
         "_shares",
         "_slots",
         "_timed",
@@ -119,6 +120,7 @@ class Writer(Texts):
         self.next_timed, self.is_timed = 1, True
         # Whether the step that goes on is looked at; if not, `light` is the words for its marks to write to, without a clock (light.py).
         self.next_looked, self.is_looked, self.may_be_light = 1, True, False
+        self._looked_least = 0
         self.light: memoryview | None = None
         self._shares = Shares()
         self._timed = self._timed_step = self._timed_ns = 0
@@ -245,7 +247,7 @@ class Writer(Texts):
             self._shares.ended(self.spent_ns)
             self.next_looked = step + 1
             if self.may_be_light:
-                self.next_looked = min(self.next_timed, at.next_preferred(step, at.LOOKED_PREFERENCE))
+                self.next_looked = min(self.next_timed, at.next_preferred(step, self._looked_least))
         self.is_timed = step + 1 >= self.next_timed
         self.is_looked = step + 1 >= self.next_looked
         if not self.is_looked:
@@ -289,6 +291,7 @@ class Writer(Texts):
         )
         self._timed_step, self._timed_ns = step, now
         self.next_timed = at.next_timed(step, length)
+        self._looked_least = at.least_preference(length, at.LOOKED_EVERY_NS)
 
     # -- collectives ----------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ PATIENCE_S = 3.0
 """How long ranks that do not come past the step are waited for."""
 
 
-EVERY_STEPS = 8
-"""At least one of so many steps is looked at."""
+LOOKED_S = 0.15
+"""Within this time each rank looks at a loss, how quick its steps may be (record/light.py)."""
 
 
 @dataclass
@@ -51,8 +51,9 @@ class Numbers:
     def _losses(self, rows: Mapping[int, Row], bad: Mapping[int, int], now: float) -> tuple[int, ...]:
         self._since = now if self._since is None else self._since
         first = min(bad.values())
-        are_past = all(n in bad or r.step >= first + EVERY_STEPS or r.is_over for n, r in rows.items())
-        if not are_past and now - self._since < PATIENCE_S:
+        others = [r for n, r in rows.items() if n not in bad and not r.is_over]
+        wait_s = LOOKED_S if all(r.step >= first for r in others) else PATIENCE_S
+        if others and now - self._since < wait_s:
             return ()
         self._has_told_loss = True
         return tuple(sorted(bad))

@@ -61,6 +61,20 @@ def test_value_when_it_is_an_object_then_nothing_is_told(text: str) -> None:
     assert plain(text) == ""
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"https://ann:hunter2@example.org/runs"',
+        '"sk-4f9aA81c77e0b2d39f61c7aa"',
+        '["ok", "8d7f6a5b4c3d2e1f0a9b8c7d6e5f"]',
+    ],
+)
+def test_value_when_it_looks_like_a_secret_then_nothing_is_told(text: str) -> None:
+    assert plain(text) == ""
+    assert plain('"/home/ann/checkpoints/best_of_epoch_12/model"') != ""
+    assert names_in("if pw != db_pw and pwned and session_cookie and power:") == ("pwned", "power")
+
+
 def test_value_when_it_is_long_then_cut() -> None:
     assert len(plain('"' + 200 * "x" + '"')) == peeking.MOST_CHARACTERS
 

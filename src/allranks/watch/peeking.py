@@ -1,7 +1,7 @@
 """Which values did a line of the user's depend on, on each rank? Read from outside, and only for the names in that one line.
 
 py-spy reads local variables of a process without stopping it: numbers, texts and short lists of them; of objects and tensors it knows no
-more than the type, which is not told. Names that sound like a secret are never read out.
+more than the type, which is not told. What sounds or looks like a secret is never read out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ ENTERED, LEFT = "AR250", "AR265"
 """A call that only some ranks came to; a loop that only some ranks left."""
 WITHIN_S = 0.4
 MOST_RANKS, MOST_NAMES, MOST_CHARACTERS = 8, 6, 80
-_SECRET = re.compile(r"token|key|passw|pwd|secret|credential|auth", re.I)
+_SECRET = re.compile(r"token|key|passw|pwd|secret|credential|auth|cookie|dsn|(^|_)pw($|_|\d)", re.I)
+_LOOKS_SECRET = re.compile(r"://[^/\s]*@|(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}")
+"""An address with a password, or many letters with a digit in one word."""
 _PLAIN = re.compile(r"""[-+\w\s.,()\[\]]+|"[^"]*"|'[^']*'""")
 _WORDS = ("True", "False", "None", "nan", "inf")
 
@@ -108,7 +110,9 @@ def values_of(text: str, place: Place, names: tuple[str, ...]) -> list[Value]:
 
 
 def plain(text: str) -> str:
-    """A number, a text or a list of them, cut; empty for everything else."""
+    """A number, a text or a list of them, cut; empty for everything else, and for a text that looks like a secret."""
+    if '"' in text and _LOOKS_SECRET.search(text):
+        return ""
     words = re.findall(r"[A-Za-z_]\w*", text) if not text.startswith(('"', "'")) else []
     is_plain = bool(_PLAIN.fullmatch(text)) and all(w in _WORDS or re.fullmatch(r"e\d*", w) for w in words)
     if not text or not (is_plain or _is_list_of_texts(text)):

@@ -31,7 +31,7 @@ def computing(load: float, *, step: int = 30, median_step_s: float = 0.02) -> Ra
     record = Record(
         step=step, phase="python", phase_s=20.0, median_step_s=median_step_s, group_seq=58, where=LINE
     )
-    stack = Stack((Place("/home/ann/train.py", 30, "main", "x = work(x)"),), is_main=True)
+    stack = Stack((Place("/home/ann/train.py", 30, "main", "while x > 0: x = x"),), is_main=True)
     return Rank(
         1, "vm", pid=101, state="R", record=record, stacks=(stack,), main_cpu_share=0.6, cpu_share=0.6, run_queue_share=0.38, host_load=load
     )  # fmt: skip
@@ -95,3 +95,21 @@ def test_straggler_when_the_host_is_crowded_then_only_what_the_load_does_not_exp
     slow = Slow(1, 0.005 + excess_s, 0.005, excess_s, 0.012 + excess_s, "python", 4.0)
     ranks = [replace(waiting(0.01), host_load=load), computing(load)]
     assert code_of(*ranks, trigger="slow", slow=slow) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "waited_s", "said"),
+    [
+        ("while True: pass", 3.0, "AR224"),
+        ("while (n > 0): n = n", 3.0, "AR224"),
+        ("right += int((model(torch.randn(256, 32)).argmax(1) == 0).sum())", 3.0, ""),
+        ("right += int((model(torch.randn(256, 32)).argmax(1) == 0).sum())", 11.0, "AR224"),
+    ],
+)
+def test_line_when_it_calls_something_then_it_is_given_the_time_of_work(
+    line: str, waited_s: float, said: str
+) -> None:
+    """An evaluation on rank 0 alone was met at its one line in all looks, and was told of after 3 s as an endless loop."""
+    busy = computing(3.5)
+    stack = Stack((Place("/home/ann/train.py", 30, "evaluate", line),), is_main=True)
+    assert code_of(waiting(waited_s), replace(busy, stacks=(stack,), stood_s=0.5)) == said

@@ -22,6 +22,8 @@ _FETCH_CODE = re.compile(
     r"download|urlopen|urlretrieve|requests\.|snapshot_download|hf_hub|load_dataset|from_pretrained|tokeniz|preprocess|prepare",
     re.I,
 )
+_NO_CALL = re.compile(r"\b(while|if|elif|return|and|or|not|in|is|lambda|yield|await|print)\s*\(")
+_CALL = re.compile(r"\w\s*\(")
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/ipdb/__main__.py", "/pudb/debugger.py", "/debugpy/", "/cmd.py")
 _SOCKETS = (
     "/socket.py",
@@ -147,6 +149,11 @@ def _is_writing(frames: tuple[Place, ...], code: str) -> bool:
 def _is_lock(frames: tuple[Place, ...]) -> bool:
     names = ("acquire", "wait", "join", "_wait_for_tstate_lock", "__enter__", "result", "get", "put")
     return is_inside(frames[:3], "/threading.py", *names) or is_inside(frames[:3], "/queue.py", *names)
+
+
+def calls_something(place: Place | None) -> bool:
+    """Whether the line calls something: what that takes is work, perhaps, where a loop that calls nothing is only a loop."""
+    return place is not None and bool(_CALL.search(_NO_CALL.sub("", place.code)))
 
 
 def waiting_threads(rank: Rank) -> tuple[tuple[Stack, Place], ...]:

@@ -131,7 +131,8 @@ class Case:
         record = rank.record
         limit, wants_core = 0.0, doing.is_busy or rank.state == "R"
         if wants_core:
-            limit = 10.0 if rank.is_moving else STOOD_LIMIT_S if rank.stood_s >= STOOD_S else 2.0
+            is_at_work = rank.is_moving or (doing.kind == "loop" and acting.calls_something(doing.where))
+            limit = 10.0 if is_at_work else STOOD_LIMIT_S if rank.stood_s >= STOOD_S else 2.0
         if is_going_on(rank) or (rank.is_moving and not rank.stacks):
             limit = 30.0
         if rank.host_load > CROWDED and record is not None and record.tick_s > 1.0:

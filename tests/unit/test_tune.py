@@ -142,6 +142,18 @@ def test_search_when_the_gain_was_luck_then_its_settings_are_named_together() ->
     assert found.best.settings == {} and found.did_not_pay == [("threads + num_workers", "2 + 2", 1.0)]
 
 
+def test_search_when_the_last_look_shows_that_it_was_luck_then_the_start_is_kept() -> None:
+    start, best = iter([10.0] * 9), iter([11.0, 9.0, 11.0, 8.0])
+
+    def measure(settings: dict[str, Any], give_up_below: float) -> Measured:
+        return Measured(settings, next(best if settings else start))
+
+    found = Search([Knob("threads", (1, 2), 1)], measure, budget_s=600, clock=lambda: 0.0).run()
+    assert next(best, None) is None, "the last look was made when settings were taken back"
+    assert found.best.settings == {} and not found.kept
+    assert found.did_not_pay == [("threads", "2", 1.0)]
+
+
 def test_search_when_the_time_is_up_then_it_ends_soon_and_says_what_is_missing() -> None:
     world = World()
     found = world.search(minutes=0.75).run()

@@ -227,12 +227,22 @@ class Search:
                 self._trial({}, best, again=True)
                 self._trial(best.settings, best, again=True)
             found.start, found.best = self._trial({}), self._trial(best.settings)
-            if found.best.rate < found.start.rate * (1 + MIN_GAIN):  # it was luck
-                names, values = (" + ".join(map(str, p)) for p in zip(*best.settings.items(), strict=True))
-                found.did_not_pay.append((names, values, found.gain))
-                found.best = found.start
+            if self._was_luck(found):
                 return
         self._take_back(found)
+        if not first.failure:  # both may have been looked at once more
+            found.start = self._trial({})
+            self._was_luck(found)
+
+    def _was_luck(self, found: Found) -> bool:
+        """Whether the best is hardly above the beginning, after all; then that is the best."""
+        best = found.best
+        if best.rate >= found.start.rate * (1 + MIN_GAIN):
+            return False
+        names, values = (" + ".join(map(str, p)) for p in zip(*best.settings.items(), strict=True))
+        found.did_not_pay.append((names, values, found.gain))
+        found.best, found.kept = found.start, []
+        return True
 
     def _is_plain(self, best: Measured) -> bool:
         """Whether a second look at the best has shown a gain over the beginning that needs no third."""

@@ -293,6 +293,15 @@ def _used_first(ddp: Any) -> states.Replica:
     return states.Replica(ddp)
 
 
+def _is_inside_another() -> bool:
+    """Whether what calls our hook, torch's wrapper of an optimizer's step, is on the stack once more."""
+    frame: Any = _getframe(2)
+    code, frame = frame.f_code, frame.f_back
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
 def mark_optimizers(module: Any) -> None:
     """Optimizer.step, by torch's own global hooks."""
     writer = _writer
@@ -306,8 +315,12 @@ def mark_optimizers(module: Any) -> None:
         if gradients.bad_at >= 0:
             gradients.stepping()
         words = writer.words
-        if outer is None or words[W_PHASE] != OPTIMIZER:  # or an earlier step raised
+        if (
+            outer is None or words[W_PHASE] != OPTIMIZER or not _is_inside_another()
+        ):  # or an earlier step raised
             outer, before = optimizer, words[W_PHASE]
+            if before == OPTIMIZER:  # it did, and the mark was left
+                before = at.PYTHON
             if writer.light is None:
                 begin = monotonic_ns()
                 _spent[before & 255] += begin - words[W_SINCE_NS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,10 @@ def test_lock_when_nobody_has_it_open_then_left_behind(
     (tmp_path / "mine" / "lock").touch()
     found = file_locks.file_lock_of(rank)
     assert found is not None and found.owner_alive is False
+    with monkeypatch.context() as patched:  # whose files we may not look at
+        patched.setattr(os, "geteuid", lambda: (tmp_path / "mine" / "lock").stat().st_uid + 1)
+        found = file_locks.file_lock_of(rank)
+        assert found is not None and found.owner_alive is None
     monkeypatch.setattr(proc, "file_system", lambda path: "nfs4")  # a process of another host may have it
     found = file_locks.file_lock_of(rank)
     assert found is not None and found.owner_alive is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -57,9 +58,17 @@ def _build_lock(rank: Rank) -> FileLock | None:
     owners = {str(p): proc.has_open(str(p)) for p in locks[:MOST_LOCKS]}
     path = next((p for p, owner in owners.items() if owner is not None), min(owners, key=_begun))
     is_alive: bool | None = owners[path] is not None
-    if not is_alive and (proc.file_system(path) in SHARED_SYSTEMS or _age(path) < YOUNG_S):
-        is_alive = None  # another host may hold it, or it is being made this moment
+    is_hidden = proc.file_system(path) in SHARED_SYSTEMS or _is_of_another_user(path)
+    if not is_alive and (is_hidden or _age(path) < YOUNG_S):
+        is_alive = None  # another host may hold it, or a process whose files we may not see; or it is being made this moment
     return FileLock(path, _age(path), owners[path], is_alive)
+
+
+def _is_of_another_user(path: str) -> bool:
+    try:
+        return os.geteuid() not in (0, Path(path).stat().st_uid)
+    except OSError:
+        return False
 
 
 def _begun(path: str) -> float:

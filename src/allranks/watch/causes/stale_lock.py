@@ -23,7 +23,7 @@ def find(case: Case) -> Verdict | None:
     owner = (
         f"its owner, process {lock.owner_pid}, is gone"
         if lock.owner_pid
-        else "no process of this host has it open"
+        else "no process that can be seen here has it open"
     )
     numbers = [r.rank for r in waiting]
     return case.verdict(
@@ -34,6 +34,6 @@ def find(case: Case) -> Verdict | None:
         facts=[f"{lock.path} is {seconds(lock.age_s)} old; {owner}"],
         fix=f"rm {lock.path}"
         if lock.owner_alive is False
-        else f"it is on a file system that other hosts share: if none of them builds it now, rm {lock.path}",
+        else f"another host or user may hold it: if nobody builds it now, rm {lock.path}",
         confidence="certain" if lock.owner_alive is False else "possible",
     )

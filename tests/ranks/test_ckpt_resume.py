@@ -40,6 +40,8 @@ class Case:
     kill_in_save: int | None = None  # the n-th write of a save, on rank 0
     kill_rank: int | None = None  # all ranks if None
     save_steps: int | None = 1
+    is_through_ddp: bool = False  # gradients go by DDP's own all-reduce, as between hosts
+    width: int = 8
 
 
 class Augmented(torch.utils.data.Dataset[Any]):
@@ -122,14 +124,15 @@ def train(case: Case) -> dict[str, Any]:
     with allranks.start(
         case.run_dir, global_batch_size=12, accumulation_steps=2, precision=case.precision, seed=3
     ) as run:
-        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
-        model = run.model(net)
+        width = case.width
+        net = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 3))
+        model = run.model(net, shared_memory=False if case.is_through_ddp else "auto")
         adam = run.optimizer(torch.optim.Adam(model.parameters(), lr=0.02), clip_norm=1.0)
         run.scheduler(torch.optim.lr_scheduler.StepLR(adam, 3, 0.9))
         run.scheduler(torch.optim.lr_scheduler.CosineAnnealingLR(adam, 10), per="epoch")
         critic = None
         if case.source == "two optimizers":
-            critic = run.model(nn.Linear(8, 1), name="critic")
+            critic = run.model(nn.Linear(width, 1), name="critic")
             sgd = run.optimizer(torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9), name="critic")
         ema = run.ema(model, decay=0.9)
         train_set = run.loader(**source_of(case), train=True)
@@ -238,11 +241,14 @@ CASES = {
         "", kill_after=7, kill_in_window=True, source="torchdata", num_workers=2
     ),
     "two optimizers": Case("", kill_after=7, kill_in_window=True, source="two optimizers"),
+    "through DDP": Case("", kill_after=3, is_through_ddp=True, width=512),
 }
 
 
 ON_ONE_RANK_TOO = ("after an update", "in the middle of a save", "stream with state and workers")
-RUNS = [(name, 2) for name in CASES] + [(name, 1) for name in ON_ONE_RANK_TOO]
+RUNS = [(name, 2) for name in CASES if name != "through DDP"] + [(name, 1) for name in ON_ONE_RANK_TOO]
+# With 3 ranks the order of additions may be another, where with 2 it makes no difference.
+RUNS += [("through DDP", 3)]
 
 
 @pytest.mark.parametrize(("name", "world_size"), RUNS)

@@ -18,7 +18,7 @@ from allranks.wrap.exchange import Exchange, connect
 from allranks.wrap.local import LocalSteps
 from allranks.wrap.options import LOOK_AT, Choice, Given, Seen, Way, choose
 from allranks.wrap.precision import Precision
-from allranks.wrap.reducer import logged, replicate, synchronise, unreduced
+from allranks.wrap.reducer import logged, prepared_views, replicate, settle_buckets, synchronise, unreduced
 from allranks.wrap.settings import CompressSettings, LocalSettings
 
 _is_trainable = attrgetter("requires_grad")  # with all() and any(): no Python code for each parameter
@@ -115,6 +115,8 @@ class Model(nn.Module):
             self._connect(replica, [(n, p) for n, p in named if p.requires_grad])
             object.__setattr__(self, "_replica", replica)
             replica.train(self.training)
+            if self._world_size > 2 and self._way == "group" and not (find_unused or static_graph):
+                settle_buckets(replica, self.trainable)
 
     def _connect(self, replica: DistributedDataParallel, named: list[tuple[str, nn.Parameter]]) -> None:
         """Decide how gradients, or weights, get from rank to rank. Collective."""
@@ -222,12 +224,7 @@ class Model(nn.Module):
         if self.pending:
             views = [p.view_as(p) for p in self.trainable]
         else:
-            synchronise(replica, True)
-            replica.module = _Views(self.trainable)
-            try:
-                views = list(replica())
-            finally:
-                replica.module = self.module
+            views = prepared_views(replica, self.trainable)
         self._joined = [i for i, p in enumerate(self.trainable) if p.grad is None]
         torch.autograd.backward(views, [torch.zeros_like(p) for p in self.trainable])
         self.pending = True
@@ -297,17 +294,6 @@ class Model(nn.Module):
 
 def _identity(module: nn.Module) -> nn.Module:
     return module
-
-
-class _Views(nn.Module):
-    """Stands in for the module in a forward that has nothing to compute: its outputs reach every parameter."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__()
-        object.__setattr__(self, "_views_of", parameters)
-
-    def forward(self) -> tuple[torch.Tensor, ...]:
-        return tuple(p.view_as(p) for p in self._views_of)  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def plain(module: nn.Module) -> nn.Module:

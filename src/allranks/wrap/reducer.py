@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -114,6 +114,44 @@ def _marked_lightly() -> Callable[..., Any]:
     if code is None or code.co_filename != probe_training.__file__:
         return _forward_lightly
     return probe_training.marked_forward(_forward_lightly)
+
+
+def settle_buckets(replica: DistributedDataParallel, parameters: list[nn.Parameter]) -> None:
+    """Have DDP lay its buckets out now and not after the first update, by one backward of zeros. Collective.
+
+    DDP does it once, in the order in which the first gradients come. Where 3 or more ranks add, the order of additions depends on
+    a gradient's place in its bucket: a process that resumes would add otherwise in its first update than the run that it goes on with.
+    """
+    held = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    views = prepared_views(replica, parameters)
+    torch.autograd.backward(views, [torch.zeros_like(p) for p in parameters])
+    for p, grad in zip(parameters, held, strict=True):
+        p.grad = grad
+
+
+def prepared_views(
+    replica: DistributedDataParallel, parameters: list[nn.Parameter]
+) -> Sequence[torch.Tensor]:
+    """The outputs of a forward that has nothing to compute; their backward reaches every parameter, and DDP is ready for it."""
+    synchronise(replica, True)
+    module, replica.module = replica.module, _Views(parameters)
+    try:
+        return replica()
+    finally:
+        replica.module = module
+
+
+class _Views(nn.Module):
+    """Stands in for the module."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        object.__setattr__(self, "_views_of", parameters)
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        return tuple(p.view_as(p) for p in self._views_of)  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def synchronise(replica: DistributedDataParallel, is_on: bool) -> None:

@@ -121,10 +121,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             else:  # ended meanwhile
                 writer.mark(before)
         light[_DRAWN] = one.drawn = one.drawn + 1
-        if one.followed is None:
-            one.passed += 1
-        else:
-            _take_indices(one)
+        one.passed += 1
         return batch
 
     @functools.wraps(draw)
@@ -163,17 +160,24 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _take_indices(one: Pass) -> None:
-    """Those of the batch that was handed out last."""
+    """Those of the batch that was handed out last, and before of those since they were taken last."""
     if one.passed:
-        for _ in islice(one.indices, one.passed):
-            pass
-        one.passed = 0
+        _take_passed(one)
     passes.batch = indices = next(one.indices, None)
     if one.followed is not None and not passes.handed(one.followed, indices):
         one.followed = None
 
 
+def _take_passed(one: Pass) -> None:
+    passed, one.passed = one.passed, 0
+    for indices in islice(one.indices, passed):
+        if one.followed is not None and not passes.handed(one.followed, indices):
+            one.followed = None
+
+
 def _pass_ended(one: Pass) -> None:
+    if one.passed:
+        _take_passed(one)
     one.ended_ns = _writer.words[_ENDED_NS] = monotonic_ns()
     if one.followed is not None:
         passes.ended(one.followed)

@@ -203,34 +203,31 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     writer = _writer
     seen, find = _lines.watcher()
 
-    def marked_lightly(light: memoryview, self: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before = light[W_PHASE]
-        light[W_PHASE] = FORWARD | seen[3]
-        try:
-            result = forward(self, *inputs, **kwargs)
-        except BaseException as error:
-            states.communication_failed(error, "forward")
-            raise
-        finally:
-            if writer.light is not None:
-                light[W_PHASE] = before
-            else:
-                writer.mark(before)
-        light[W_MICRO_STEP] += 1
-        if self.require_backward_grad_sync:
-            states.syncs += 1
-            states.is_synchronised = True
-        else:
-            states.is_synchronised = False
-        return result
-
     @functools.wraps(forward)
     def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if get_ident() != writer.owner:
             return forward(self, *inputs, **kwargs)
         if (light := writer.light) is not None:
             if is_grad_enabled() and id(self) == states.newest:
-                return marked_lightly(light, self, inputs, kwargs)
+                before = light[W_PHASE]
+                light[W_PHASE] = FORWARD | seen[3]
+                try:
+                    result = forward(self, *inputs, **kwargs)
+                except BaseException as error:
+                    states.communication_failed(error, "forward")
+                    raise
+                finally:
+                    if writer.light is not None:
+                        light[W_PHASE] = before
+                    else:  # ended meanwhile
+                        writer.mark(before)
+                light[W_MICRO_STEP] += 1
+                if self.require_backward_grad_sync:
+                    states.syncs += 1
+                    states.is_synchronised = True
+                else:
+                    states.is_synchronised = False
+                return result
             writer.end_light(monotonic_ns())
         depth, code, lasti, line = seen
         try:

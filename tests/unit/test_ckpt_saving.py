@@ -340,6 +340,24 @@ def test_files_when_another_rank_renames_one_during_the_listing_are_the_others(
     assert store.files("not-there") == {}
 
 
+def test_slip_when_rank_0_publishes_as_soon_as_it_sees_it_then_this_rank_is_not_troubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    store.make("step.tmp")
+    real = Path.rename
+
+    def rename(place: Path, to: Path) -> Path:
+        moved = real(place, to)
+        if to.name == "rank-1.json":
+            real(tmp_path / "step.tmp", tmp_path / "step")
+        return moved
+
+    monkeypatch.setattr(Path, "rename", rename)
+    store.put("step.tmp", "rank-1.json", b"12", lasting=False)
+    assert store.files("step") == {"rank-1.json": 2}
+
+
 def test_holder_when_helpers_copy_too_has_every_byte_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allranks.ckpt.hold.usable_cores", lambda: 4)
     before = threading.active_count()

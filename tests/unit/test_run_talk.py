@@ -49,6 +49,19 @@ def test_socket_link_when_it_is_no_agent_then_it_closes_and_says_why(
     assert "not an allranks agent" in link.closed
 
 
+def test_socket_link_when_it_sends_to_one_that_has_gone_then_what_that_said_is_still_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = SocketLink(socket.create_connection(server.getsockname()))
+        other, _ = server.accept()
+    other.sendall(b'{"kind":"last"}\n')
+    other.close()
+    deadline = time.monotonic() + 20
+    while not link.closed and time.monotonic() < deadline:
+        link.send({"kind": "more"})
+        time.sleep(0.01)
+    assert link.closed and link.receive() == [{"kind": "last"}]
+
+
 def test_socket_link_when_the_other_end_closes_then_what_it_said_is_still_given(
     pair: tuple[SocketLink, socket.socket],
 ) -> None:

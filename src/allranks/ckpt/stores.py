@@ -72,8 +72,8 @@ class Store(Protocol):
         """A context manager: (file to write to, Sink); the file is durable after it."""
         ...
 
-    def put(self, folder: str, name: str, data: bytes) -> None:
-        """Write a small file that others see whole or not at all."""
+    def put(self, folder: str, name: str, data: bytes, *, lasting: bool = True) -> None:
+        """Write a small file that others see whole or not at all; not `lasting`: who sees it may do away with its folder at once."""
         ...
 
     def open(self, folder: str, name: str) -> BinaryIO:
@@ -137,11 +137,12 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def put(self, folder: str, name: str, data: bytes) -> None:
+    def put(self, folder: str, name: str, data: bytes, *, lasting: bool = True) -> None:
         with self.create(folder, f".{name}.part") as (file, _):
             file.write(data)
         (self.root / folder / f".{name}.part").rename(self.root / folder / name)
-        self._sync_folder(self.root / folder)
+        if lasting:
+            self._sync_folder(self.root / folder)
 
     def open(self, folder: str, name: str) -> BinaryIO:
         return (self.root / folder / name).open("rb")
@@ -220,7 +221,7 @@ class ObjectStore:
             raise
         target.close()
 
-    def put(self, folder: str, name: str, data: bytes) -> None:
+    def put(self, folder: str, name: str, data: bytes, *, lasting: bool = True) -> None:
         self._fs.pipe_file(f"{self._root}/{folder}/{name}", data)
 
     def open(self, folder: str, name: str) -> BinaryIO:

@@ -95,7 +95,8 @@ def write_checkpoint(store: Store, state: Snapshot, plan: Plan, give_up: threadi
         if plan.rank != 0:
             own = _write_pt(store, plan.working, rank_file(plan.rank), state.this_rank)
             slip = {"token": plan.token, "size": own.size, "sha256": own.sha256}
-            store.put(plan.working, _slip(plan.rank), json.dumps(slip).encode())
+            # Rank 0 may give the folder its final name before this call is back.
+            store.put(plan.working, _slip(plan.rank), json.dumps(slip).encode(), lasting=False)
             return None
         try:
             files = {rank_file(0): _write_pt(store, plan.working, rank_file(0), state.this_rank)}

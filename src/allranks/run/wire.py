@@ -170,6 +170,8 @@ class SocketLink:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
+                while not self.closed and self._read():
+                    pass  # what the other end said before it went
                 self.close(error.strerror or "connection lost")
                 return
             del self._out[:sent]

@@ -221,10 +221,8 @@ class Model(nn.Module):
             for p in self.trainable:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             return
-        if self.pending:
-            views = [p.view_as(p) for p in self.trainable]
-        else:
-            views = prepared_views(replica, self.trainable)
+        mine = self.trainable
+        views = [p.view_as(p) for p in mine] if self.pending else prepared_views(replica, mine)
         self._joined = [i for i, p in enumerate(self.trainable) if p.grad is None]
         torch.autograd.backward(views, [torch.zeros_like(p) for p in self.trainable])
         self.pending = True

@@ -205,6 +205,9 @@ def test_group_destroyed_when_that_rank_may_be_on_its_way_out_then_its_end_is_wa
         left(exit_kind="exception"),
     ]
     assert not any(has_left(r) for r in on_the_way)
+    for rank in (on_the_way[4], replace(on_the_way[4], record=replace(left().record, phase_s=0.06))):  # type: ignore[type-var]
+        waiting = Rank(0, "gpu-a", pid=100, state="S", record=Record(phase="backward", phase_s=0.06))
+        assert decide(Evidence(world_size=2, ranks=(waiting, rank), trigger="waiting")) is None
     evidence = Evidence(world_size=2, ranks=(lost_its_peer(), on_the_way[0]), trigger="dying")
     assert Case(evidence).is_end_to_come
     gone = replace(left(), exit=Exit(0, None, 1.0), state="")

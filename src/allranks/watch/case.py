@@ -344,6 +344,16 @@ def has_left(rank: Rank) -> bool:
     )
 
 
+def is_on_its_way_out(rank: Rank) -> bool:
+    """Whether it has come to an `except` or `finally` a moment ago: what it raises is not known yet."""
+    return (
+        rank.is_alive
+        and rank.is_cleaning_up
+        and rank.record is not None
+        and rank.record.phase_s < ENDS_WITHIN_S
+    )
+
+
 def is_going_on(rank: Rank) -> bool:
     """Whether the rank is at work that changes: it came to another phase a moment ago, or runs a model outside of DDP."""
     record = rank.record

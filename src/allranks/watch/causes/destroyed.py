@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.watch.case import Case
+from allranks.watch.case import Case, is_on_its_way_out
 from allranks.watch.evidence import Rank
 from allranks.watch.verdict import Verdict, many
 
@@ -11,6 +11,8 @@ CODE, NAME = "AR262", "destroyed-while-others-wait"
 
 def find(case: Case) -> Verdict | None:
     gone = [r for r in case.evidence.ranks if _has_destroyed(r)]
+    if case.evidence.trigger not in ("exit", "lost") and any(is_on_its_way_out(r) for r in gone):
+        return None  # in a moment its exception tells more
     waiting = [n for n in case.waits if n not in {r.rank for r in gone}]
     if not gone or not waiting or case.roots:
         return None

@@ -223,3 +223,12 @@ def test_trigger_when_replicas_differ_twice_then_all_are_looked_at_once() -> Non
 def test_row_when_it_goes_to_json_and_back_then_it_is_the_same() -> None:
     row = Row(1, "R", not_finite_step=3, checks=((10, 20, 1 << 50), (20, 40, 5)))
     assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_trigger_when_all_ranks_are_bad_at_once_then_a_note_of_one_ranks_gradient_is_given_time() -> None:
+    numbers = Numbers()
+    rows = {n: Row(n, "R", step=31, not_finite_step=32) for n in range(2)}
+    assert numbers.look(rows, 0.0) == () == numbers.look(rows, 0.4)
+    assert numbers.look(rows, 0.6) == (0, 1)
+    rows[1] = replace(rows[1], not_finite_step=31)
+    assert Numbers().look(rows, 0.0) == (0, 1)  # rank 1 was first

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.watch.case import Case
-from allranks.watch.causes import CAUSES, SILENT, drift, not_finite, rates_differ, straggler, unfrozen
+from allranks.watch.causes import (
+    CAUSES,
+    SILENT,
+    drift,
+    gradient_not_finite,
+    not_finite,
+    rates_differ,
+    straggler,
+    unfrozen,
+)
 from allranks.watch.evidence import Evidence
 from allranks.watch.verdict import Alternative, Verdict
 
@@ -16,7 +25,8 @@ def decide(evidence: Evidence) -> Verdict | None:
     if evidence.trigger == "slow":
         return straggler.find(case)
     if evidence.trigger == "numbers":
-        return not_finite.find(case) or rates_differ.find(case) or unfrozen.find(case) or drift.find(case)
+        by_numbers = (gradient_not_finite, not_finite, rates_differ, unfrozen, drift)
+        return next((v for cause in by_numbers if (v := cause.find(case)) is not None), None)
     if evidence.trigger == "notes":
         return next(iter(decide_all(evidence)), None)
     first: Verdict | None = None

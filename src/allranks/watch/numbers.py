@@ -18,6 +18,8 @@ PATIENCE_S = 3.0
 
 LOOKED_S = 0.15
 """Within this time each rank looks at a loss, how quick its steps may be (record/light.py)."""
+SPREAD_S = 0.5
+"""All ranks at the same step: it came from one rank's gradient, whose own note is told first."""
 
 
 @dataclass
@@ -53,7 +55,10 @@ class Numbers:
         first = min(bad.values())
         others = [r for n, r in rows.items() if n not in bad and not r.is_over]
         wait_s = LOOKED_S if all(r.step >= first for r in others) else PATIENCE_S
-        if others and now - self._since < wait_s:
+        if not others:
+            is_spread = len(bad) > 1 and len(set(bad.values())) == 1
+            wait_s = SPREAD_S if is_spread else 0.0
+        if now - self._since < wait_s:
             return ()
         self._has_told_loss = True
         return tuple(sorted(bad))

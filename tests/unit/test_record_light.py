@@ -66,6 +66,15 @@ def train(record: Writer, clock: Clock, steps: int, parts: dict[int, float] = ST
     return light
 
 
+def until_light(record: Writer, clock: Clock) -> memoryview:
+    """Quick steps until one has light marks: the words for them."""
+    record.may_be_light = True
+    train(record, clock, 100)
+    while record.light is None:
+        train(record, clock, 1)
+    return record.light
+
+
 def times_of(record: Writer, page: PageReader) -> dict[Phase, int]:
     record.flush()
     found = page.read().times
@@ -107,10 +116,7 @@ def test_step_without_clocks_when_something_lasts_then_it_is_counted_exactly(
     tmp_path: Path, clock: Clock
 ) -> None:
     record, page = opened(tmp_path)
-    record.may_be_light = True
-    train(record, clock, 100)
-    while record.light is None:
-        train(record, clock, 1)
+    until_light(record, clock)
     before = record.mark(at.CHECKPOINT)
     assert record.light is None
     clock.ns += 700 * MS
@@ -166,13 +172,10 @@ def test_long_step_among_those_looked_at_then_it_does_not_count_for_the_others()
 
 def test_reader_when_marks_have_no_clock_then_each_is_seen(tmp_path: Path, clock: Clock) -> None:
     record, page = opened(tmp_path)
-    record.may_be_light = True
-    train(record, clock, 100)
-    while record.light is None:
-        train(record, clock, 1)
+    words = until_light(record, clock)
     seen = {page.glance().marks}
     for phase in (at.DATA, at.FORWARD, at.BACKWARD):
-        record.light[at.W_PHASE] = phase
+        words[at.W_PHASE] = phase
         glance = page.glance()
         assert glance.phase == Phase(phase) and glance.marks not in seen
         seen.add(glance.marks)
@@ -186,11 +189,8 @@ def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_its
     monkeypatch.setattr(process, "WRITER", record)
     monkeypatch.setattr(process, "LINES", lines.Lines(record))
     monkeypatch.setattr(ticking, "monotonic_ns", clock)
-    record.may_be_light = True
-    train(record, clock, 100)
-    while record.light is None:
-        train(record, clock, 1)
-    record.light[at.W_PHASE] = at.BACKWARD | record.string("/a/train.py:1 the line of an earlier step") << 8
+    words = until_light(record, clock)
+    words[at.W_PHASE] = at.BACKWARD | record.string("/a/train.py:1 the line of an earlier step") << 8
     clock.ns += LONG_NS - 1
     on_another_thread(ticking._look_at_light)
     assert record.light is not None

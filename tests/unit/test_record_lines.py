@@ -70,23 +70,15 @@ def test_here_when_a_trainer_is_between_then_the_users_line_outside_of_it() -> N
 
 MARKED = """
 def marked():
-    depth, code, lasti, key = seen
-    try:
-        frame = get_frame(depth)
-        if frame.f_code is not code or frame.f_lasti != lasti:
-            key = find()
-    except ValueError:
-        key = find()
-    got.append(key)
+    got.append(here())
 def deeper():
     marked()
 """
 
 
-def test_watcher_when_lines_and_depths_change_then_follows_them() -> None:
+def test_here_when_lines_and_depths_change_then_follows_them() -> None:
     writer, got = Writer(), []
-    seen, find = Lines(writer).watcher()
-    scope: dict = {"seen": seen, "find": find, "got": got, "get_frame": sys._getframe}
+    scope: dict = {"got": got, "here": Lines(writer).here}
     exec(compile(MARKED, "/x/site-packages/torch/_tensor.py", "exec"), scope)
     run(
         "marked()\nmarked()\nfor _ in range(2):\n    deeper()\nmarked()",
@@ -103,10 +95,9 @@ def test_watcher_when_lines_and_depths_change_then_follows_them() -> None:
     ]
 
 
-def test_watcher_when_strings_start_over_then_names_again() -> None:
+def test_here_when_strings_start_over_then_names_again() -> None:
     writer, got = Writer(), []
-    seen, find = Lines(writer).watcher()
-    scope: dict = {"seen": seen, "find": find, "got": got, "get_frame": sys._getframe}
+    scope: dict = {"got": got, "here": Lines(writer).here}
     scope["fill"] = lambda k: writer.string(f"{k} " + "x" * 200)
     exec(compile(MARKED, "/x/site-packages/torch/a.py", "exec"), scope)
     source = "def once():\n    marked()\nonce()\nfor k in range(200):\n    fill(k)\nonce()"

@@ -20,7 +20,6 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Writer:
     made = Writer()
     made.mark(at.PYTHON)
     monkeypatch.setattr(probe_training, "_writer", made)
-    monkeypatch.setattr(probe_training, "_spent", made.spent_ns)
     monkeypatch.setattr(states, "next_note_step", states.NEVER)
     monkeypatch.setattr(fingerprints, "next_step", states.NEVER)
     return made

@@ -12,9 +12,7 @@ from sys import _getframe
 
 TYPE_CHECKING = False  # as in writer.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import CodeType, FrameType, TracebackType
-    from typing import Any
 
     from allranks.record.writer import Writer
 
@@ -82,34 +80,6 @@ class Lines:
                 return self._name(frame, numbers) if key is None else key
             frame = frame.f_back
         return 0
-
-    def watcher(self) -> tuple[list[Any], Callable[[], int]]:
-        """As here, for one marked call of every step: cheap while the same line calls at the same depth.
-
-        Returns:
-            [depth, code, place in it, line] of the user's frame as it was last, for the marked call to compare with the frame that is
-            so deep now: one frame, not three; and what finds it anew if it is another, or the stack is not so deep. Both
-            are for the marked call itself: depths are counted from its frame.
-        """
-        places, get_frame = self._places, _getframe
-        seen: list[Any] = [1, None, -1, 0]
-
-        def forget() -> None:
-            seen[1] = None
-
-        def find() -> int:
-            key, depth = self.here(2), 0
-            frame = get_frame(1)
-            while frame is not None and not places.get(id(frame.f_code), (None, None))[1]:
-                frame, depth = frame.f_back, depth + 1
-            if frame is None:
-                seen[:] = 1, None, -1, key
-            else:
-                seen[:] = depth, frame.f_code, frame.f_lasti, key
-            return key
-
-        self.writer.on_strings_full.append(forget)
-        return seen, find
 
     def _judge(self, frame: FrameType | None) -> int:
         """As here, from a frame whose code is not known yet."""

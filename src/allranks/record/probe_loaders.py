@@ -12,10 +12,9 @@ from typing import Any
 
 from allranks.record import compat, draws, passes, process, states
 from allranks.record import layout as at
-from allranks.record.layout import DATA, W_PHASE, W_SINCE_NS
+from allranks.record.layout import W_PHASE, W_SINCE_NS
 
 _writer, _lines = process.WRITER, process.LINES
-_spent = _writer.spent_ns
 _DRAWN, _ENDED_NS = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS
 _passes = 0
 _current: Pass | None = None
@@ -107,23 +106,6 @@ def _show(one: Pass) -> None:
 def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
     writer = _writer
 
-    def drawn_lightly(one: Pass, light: memoryview, self: Any) -> Any:
-        before = light[W_PHASE]
-        light[W_PHASE] = one.key
-        try:
-            batch = draw(self)
-        except StopIteration:
-            _pass_ended(one)
-            raise
-        finally:
-            if writer.light is not None:
-                light[W_PHASE] = before
-            else:  # ended meanwhile
-                writer.mark(before)
-        light[_DRAWN] = one.drawn = one.drawn + 1
-        one.passed += 1
-        return batch
-
     @functools.wraps(draw)
     def marked(self: Any) -> Any:
         try:
@@ -135,24 +117,29 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return draw(self)
         if one is not _current:
             _show(one)
-        if writer.light is not None:
-            return drawn_lightly(one, writer.light, self)
-        words = writer.words  # the lines of writer.mark, as in probe_training.py
-        before, begin = words[W_PHASE], monotonic_ns()
-        _spent[before & 255] += begin - words[W_SINCE_NS]
-        words[W_PHASE], words[W_SINCE_NS] = one.key, begin
+        begin = 0
+        if (light := writer.light) is not None:  # as in probe_training.py
+            words, before = light, light[W_PHASE]
+            words[W_PHASE] = one.key
+        else:
+            before, words = writer.mark(one.key), writer.words
+            begin = words[W_SINCE_NS]
         try:
             batch = draw(self)
         except StopIteration:
             _pass_ended(one)
             raise
         finally:
-            end = monotonic_ns()
-            _spent[DATA] += end - words[W_SINCE_NS]
-            words[W_PHASE], words[W_SINCE_NS] = before, end
+            if light is not None and writer.light is not None:
+                words[W_PHASE] = before
+            else:
+                writer.mark(before)
         words[_DRAWN] = one.drawn = one.drawn + 1
+        if light is not None:
+            one.passed += 1
+            return batch
         if writer.is_timed:
-            writer.times[at.M_DATA_FROM], writer.times[at.M_DATA_TO] = begin, end
+            writer.times[at.M_DATA_FROM], writer.times[at.M_DATA_TO] = begin, words[W_SINCE_NS]
         _take_indices(one)
         return batch
 

@@ -1,9 +1,8 @@
 """Marks of a training step: DDP, backward, optimizer (files.py has torch.save).
 
-These are in the way of every step, so they are written to cost little where nothing of them is in the processor's cache
-(bench/watch/in_place.py): the lines of `Writer.mark` and of `Lines.here` stand in them, and moments are kept only in steps that are
-timed. In most of quick steps `writer.light` is there: then a mark is a store of the phase before and one after, and the line is the one
-that called last (light.py; the tick thread looks for the line of a step that does not end).
+Most of quick steps have light marks (light.py): while `writer.light` is there a mark is a store of the phase before and one after, with
+the line that called last; the tick thread looks for the line of a step that does not end. These few lines stand in each mark, since
+where nothing of ours is in the processor's cache a Python call costs as much as they do.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from allranks.record import layout as at
 from allranks.record.layout import BACKWARD, FORWARD, OPTIMIZER, W_MICRO_STEP, W_PHASE, W_SINCE_NS
 
 _writer, _lines = process.WRITER, process.LINES
-_spent = _writer.spent_ns
 
 
 def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,50 +51,35 @@ def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def mark_backward(module: Any) -> None:
     """torch.autograd.backward, which Tensor.backward calls."""
-    backward, writer = module.backward, _writer
-    seen, find = _lines.watcher()
+    backward, writer, line = module.backward, _writer, 0
 
     @functools.wraps(backward)
     def marked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal line
         if get_ident() != writer.owner:
             return backward(*args, **kwargs)
+        begin = 0
         if (light := writer.light) is not None:
-            before = light[W_PHASE]
-            light[W_PHASE] = BACKWARD | seen[3]
-            try:
-                return backward(*args, **kwargs)
-            except BaseException as error:
-                states.communication_failed(error, "backward")
-                raise
-            finally:
-                if writer.light is not None:
-                    light[W_PHASE] = before
-                else:  # ended meanwhile
-                    writer.mark(before)
-        depth, code, lasti, line = seen
-        try:
-            frame = _getframe(depth)
-            if frame.f_code is not code or frame.f_lasti != lasti:
-                line = find()
-        except ValueError:  # the stack is not that deep this time
-            line = find()
-        words = writer.words
-        before, begin = words[W_PHASE], monotonic_ns()
-        _spent[before & 255] += begin - words[W_SINCE_NS]
-        words[W_PHASE], words[W_SINCE_NS] = BACKWARD | line, begin
-        try:
+            words, before = light, light[W_PHASE]
+            words[W_PHASE] = BACKWARD | line
+        else:
+            line = _lines.here()
+            before, words = writer.mark(BACKWARD | line), writer.words
+            begin = words[W_SINCE_NS]
             if losses.is_due():
                 losses.look(args, line)
+        try:
             result = backward(*args, **kwargs)
         except BaseException as error:
             states.communication_failed(error, "backward")
             raise
         finally:
-            end = monotonic_ns()
-            _spent[BACKWARD] += end - words[W_SINCE_NS]
-            words[W_PHASE], words[W_SINCE_NS] = before, end
-        if states.pending is not None or writer.is_timed:
-            _after_backward(begin, end)
+            if light is not None and writer.light is not None:
+                words[W_PHASE] = before
+            else:  # or light marks were ended meanwhile
+                writer.mark(before)
+        if light is None and (states.pending is not None or writer.is_timed):
+            _after_backward(begin, words[W_SINCE_NS])
         return result
 
     module.backward = marked
@@ -200,67 +183,46 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     """`forward` of DDP, or what stands for it, with its marks."""
     torch = sys.modules["torch"]  # not whole yet
     is_grad_enabled = getattr(torch, "is_grad_enabled", None) or (lambda: torch.is_grad_enabled())
-    writer = _writer
-    seen, find = _lines.watcher()
+    writer, line = _writer, 0
 
     @functools.wraps(forward)
     def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        nonlocal line
         if get_ident() != writer.owner:
             return forward(self, *inputs, **kwargs)
-        if (light := writer.light) is not None:
-            if is_grad_enabled() and id(self) == states.newest:
-                before = light[W_PHASE]
-                light[W_PHASE] = FORWARD | seen[3]
-                try:
-                    result = forward(self, *inputs, **kwargs)
-                except BaseException as error:
-                    states.communication_failed(error, "forward")
-                    raise
-                finally:
-                    if writer.light is not None:
-                        light[W_PHASE] = before
-                    else:  # ended meanwhile
-                        writer.mark(before)
-                light[W_MICRO_STEP] += 1
-                if self.require_backward_grad_sync:
-                    states.syncs += 1
-                    states.is_synchronised = True
-                else:
-                    states.is_synchronised = False
-                return result
-            writer.end_light(monotonic_ns())
-        depth, code, lasti, line = seen
-        try:
-            frame = _getframe(depth)
-            if frame.f_code is not code or frame.f_lasti != lasti:
-                line = find()
-        except ValueError:  # the stack is not that deep this time
-            line = find()
-        words = writer.words
-        before, begin = words[W_PHASE], monotonic_ns()
-        _spent[before & 255] += begin - words[W_SINCE_NS]
-        words[W_PHASE], words[W_SINCE_NS] = FORWARD | line, begin
+        begin = 0
+        light = writer.light
+        is_light = light is not None and is_grad_enabled() and id(self) == states.newest
+        if light is not None and is_light:
+            words, before = light, light[W_PHASE]
+            words[W_PHASE] = FORWARD | line
+        else:
+            line = _lines.here()
+            before, words = writer.mark(FORWARD | line), writer.words
+            begin = words[W_SINCE_NS]
         try:
             result = forward(self, *inputs, **kwargs)
         except BaseException as error:
             states.communication_failed(error, "forward")
             raise
         finally:
-            end = monotonic_ns()
-            _spent[FORWARD] += end - words[W_SINCE_NS]
-            words[W_PHASE], words[W_SINCE_NS] = before, end
-        if is_grad_enabled():  # gradients are to come: one micro-step more
+            if is_light and writer.light is not None:
+                words[W_PHASE] = before
+            else:  # or light marks were ended meanwhile
+                writer.mark(before)
+        if is_light or is_grad_enabled():  # gradients are to come: one micro-step more
             words[W_MICRO_STEP] += 1
             if self.require_backward_grad_sync:
                 states.syncs += 1
                 states.is_synchronised = True
             else:
                 states.is_synchronised = False
-            if writer.is_looked or id(self) != states.newest:
-                _look(self, inputs, result, begin, end)
+            if not is_light and (writer.is_looked or id(self) != states.newest):
+                _look(self, inputs, result, begin, words[W_SINCE_NS])
         else:  # evaluation, whatever the script calls it
-            writer.moved_ns[FORWARD] -= end - begin
-            writer.moved_ns[at.EVALUATE] += end - begin
+            spent = words[W_SINCE_NS] - begin
+            writer.moved_ns[FORWARD] -= spent
+            writer.moved_ns[at.EVALUATE] += spent
         return result
 
     return compat.let_dynamo_see(marked, forward)
@@ -318,24 +280,24 @@ def mark_optimizers(module: Any) -> None:
             outer, before = optimizer, words[W_PHASE]
             if before == OPTIMIZER:  # it did, and the mark was left
                 before = at.PYTHON
-            if writer.light is None:
-                begin = monotonic_ns()
-                _spent[before & 255] += begin - words[W_SINCE_NS]
-                words[W_SINCE_NS] = begin
-                if writer.is_timed:
-                    writer.times[at.M_OPTIMIZER_FROM] = begin
-            words[W_PHASE] = OPTIMIZER
+            if writer.light is not None:
+                words[W_PHASE] = OPTIMIZER
+                return
+            writer.mark(OPTIMIZER)
+            if writer.is_timed:
+                writer.times[at.M_OPTIMIZER_FROM] = words[W_SINCE_NS]
 
     def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal outer
         if outer is not optimizer:
             return
         outer = None
-        words, end = writer.words, monotonic_ns()
-        if writer.light is None:
-            _spent[OPTIMIZER] += end - words[W_SINCE_NS]
-            words[W_SINCE_NS] = end
-        words[W_PHASE] = before
+        words, end = writer.words, 0
+        if writer.light is not None:
+            words[W_PHASE] = before
+        else:
+            writer.mark(before)
+            end = words[W_SINCE_NS]
         if writer.is_library_stepped:
             step = writer.step + 1  # the library says so in a moment
         elif (step := writer.end_step(end)) >= states.next_note_step:

@@ -2,7 +2,7 @@
 
 The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and two stores, no lock, no
 system call. Between torch's own calls nothing of ours is in the processor's cache, and a Python call costs ten times what it costs
-alone; so what marks every step (probe_training.py, probe_loaders.py) has the lines of `mark` in itself. Only the thread that
+alone; so in most of quick steps marks are light (light.py) and make none. Only the thread that
 owns the page (the one that trains) writes phases; collectives of other threads go to the ring alone. No torch here, and no import
 that is not cheap: every process of a job runs it.
 """

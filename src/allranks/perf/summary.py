@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allranks.perf.breakdown import PARTS, RankParts, breakdown
 from allranks.perf.causes import MIN_S, MIN_STEPS, find_causes
-from allranks.perf.own_values import find_remarks
+from allranks.perf.remarks import find_remarks
 from allranks.perf.values import History, ms
 from allranks.perf.view import View
 

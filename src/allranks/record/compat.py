@@ -259,6 +259,20 @@ def unsaved_buffers(module: Any) -> Any:
     return getattr(module, "_non_persistent_buffers_set", ())
 
 
+def saved(node: Any, name: str) -> Any:
+    """What a node of a graph has kept as `name`; None if nothing, if a hook keeps it (a checkpoint computes it anew, and only once), or
+    if this torch does not tell (before 2.6)."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    return None if raw is None or getattr(raw, "unpack_hook", raw) is not None else raw.data
+
+
+def shape_given(node: Any) -> tuple[int, ...] | None:
+    """The shape of a node's first input, without the input; None if it has no gradient or this torch does not tell."""
+    before = node.next_functions[0][0]
+    known = getattr(before, "_input_metadata", None)
+    return tuple(known[node.next_functions[0][1]].shape) if known else None
+
+
 def last_gradient(ddp: Any) -> str:
     """The parameter whose gradient came last in the backward that goes on; lock-free, also from another thread."""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import gathered, notes, origin, passes, process, states
+from allranks.record import gathered, notes, origin, passes, process, states, weights
 from allranks.record import layout as at
 
 _writer = process.WRITER
@@ -55,6 +55,8 @@ def look(args: tuple[Any, ...], line: int) -> None:
         if loss.numel() == 1:
             if gathered.gathers:
                 gathered.look_at_loss(loss)
+            if _writer.step >= weights.due:
+                weights.look(loss, line)
             if loss.is_cpu:
                 value, is_first = loss.item(), which != NEVER
                 _judge(value, _writer.step + 1, line)

@@ -21,15 +21,41 @@ _PLACES = {
     "_saved_other": 1,
 }  # of an input that was kept among the inputs
 _last: tuple[Any, ...] = ()  # weak references: the DDP, its first input, its output
+wants_rows = True
+"""Whether somebody still asks for `rows`."""
+rows = 0
+"""Samples in the last forward, by the first dimension of its first tensor; 0 = not known."""
 
 
 def remember(ddp: Any, inputs: tuple[Any, ...], result: Any) -> None:
     """The last forward of a DDP, weakly: 0.5 us. Never raises."""
     global _last
+    if wants_rows:
+        _count_rows(inputs, result)
     try:
         _last = _ref(ddp), _ref(inputs[0]), _ref(result)
     except (IndexError, TypeError):  # no tensors: a dict, named inputs, several outputs
         _last = _ref(ddp), _found_in(inputs), _found_in(result)
+
+
+def _count_rows(inputs: tuple[Any, ...], result: Any) -> None:
+    """Of the result where the inputs were given by name."""
+    global rows
+    try:
+        found = _first_shape(inputs) or _first_shape(result)
+        rows = int(found[0]) if found else 0
+    except Exception:  # noqa: BLE001 - the user's own containers
+        rows = 0
+
+
+def _first_shape(values: Any) -> Any:
+    """That of the first tensor with a dimension; None if there is none near."""
+    if hasattr(values, "is_floating_point"):
+        return values.shape or None
+    if isinstance(values, dict):
+        values = list(values.values())
+    some = values[:8] if isinstance(values, (list, tuple)) else ()
+    return next((found for value in some if (found := _first_shape(value))), None)
 
 
 def _found_in(values: Any) -> Any:

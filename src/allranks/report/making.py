@@ -11,7 +11,7 @@ from allranks.core.errors import UsageError
 from allranks.perf.breakdown import Breakdown, RankParts, over_time
 from allranks.perf.causes import Cause, find_causes
 from allranks.perf.history import NoHistory, read_history
-from allranks.perf.own_values import find_remarks
+from allranks.perf.remarks import find_remarks
 from allranks.perf.straggler import Straggler
 from allranks.perf.values import History
 from allranks.perf.view import View

@@ -17,7 +17,7 @@ from typing import Any
 
 from allranks.core.cores import usable_cores
 from allranks.core.job import Job
-from allranks.perf import own_values
+from allranks.perf import mean_of_means, own_values
 from allranks.perf.history import FOLDER, FORMAT, row_of_call, row_of_sample, row_of_step
 from allranks.perf.values import PHASES, CallTimes, Sample, StepTimes
 from allranks.record import layout as at
@@ -273,7 +273,7 @@ def facts_of(record: page.Record, notes_bytes: int, passes: PassesSeen) -> dict[
     if size != notes_bytes:
         found["notes_bytes"] = size
         noted = read_notes(record.path)
-        found |= own_values.facts_of(noted)
+        found |= own_values.facts_of(noted) | mean_of_means.facts_of(noted)
         for note in noted:
             if note["kind"] == "replica":
                 found["replica"] = {k: v for k, v in note.items() if k != "kind"}

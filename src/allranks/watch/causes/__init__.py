@@ -41,6 +41,7 @@ from allranks.watch.causes import (
     loader_died,
     loader_stuck,
     lost_peers,
+    mean_of_means,
     models_differ,
     network_wait,
     never_averaged,
@@ -139,6 +140,6 @@ SILENT: tuple[Cause, ...] = (
     listed_differently, split_differs, same_samples, not_divided, same_order, not_split, no_data, same_randomness, padded, leak,
     # training
     gradient_not_finite, never_averaged, buffers_differ, never_trained, scheduler_too_often, one_path,
-    left_over, aliased, floored, own_entry,
+    left_over, aliased, floored, own_entry, mean_of_means,
 )  # fmt: skip
 """Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

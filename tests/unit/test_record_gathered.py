@@ -159,10 +159,10 @@ class Loop:
         if at_begin:
             self.optimizer.zero_grad()
         words[at.LOADER + at.L_NUMBER] += 1
-        words[at.LOADER + at.L_DRAWN] = words[at.LOADER + at.L_ENDED_NS] = 0
+        windows._writer.light.drawn = words[at.LOADER + at.L_ENDED_NS] = 0
         for i in range(batches):
-            words[at.LOADER + at.L_DRAWN] += 1
-            words[at.W_MICRO_STEP] += 1
+            windows._writer.light.drawn += 1
+            windows._writer.light.micro_steps += 1
             self.model(torch.ones(2)).backward()
             if (i + 1) % every == 0 or (is_rest_stepped and i + 1 == batches):
                 windows._writer.end_step()

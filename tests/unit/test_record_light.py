@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from allranks.record import layout as at
 from allranks.record import lines, process, ticking, writer
-from allranks.record.light import LONG_NS, STALE_NS, Shares
+from allranks.record.light import STALE_NS, Shares, is_within, stands_for
 from allranks.record.page import PageReader, Phase
 from allranks.record.writer import Writer
 
@@ -50,29 +51,34 @@ def train(record: Writer, clock: Clock, steps: int, parts: dict[int, float] = ST
     for step in range(steps):
         if step % 50 == 0:
             record.flush()
-        light += record.light is not None
+        light += record.light.is_on
         for phase, ms in parts.items():
-            if phase == at.PYTHON:
+            if phase == at.PYTHON or (phase != at.COLLECTIVE and record.light.is_on):
                 clock.ns += int(ms * MS)
-            elif phase != at.COLLECTIVE and (words := record.light) is not None:
-                words[at.W_PHASE] = phase
-                clock.ns += int(ms * MS)
-                words[at.W_PHASE] = at.PYTHON
             else:
                 before = record.mark(phase)
                 clock.ns += int(ms * MS)
                 record.mark(before)
-        record.end_step(clock.ns)
+        end_step(record, clock)
     return light
 
 
-def until_light(record: Writer, clock: Clock) -> memoryview:
-    """Quick steps until one has light marks: the words for them."""
+def end_step(record: Writer, clock: Clock) -> None:
+    """As the hook of an optimizer."""
+    if not record.light.is_on:
+        record.end_step(clock.ns)
+        return
+    record.light.step = record.light.step_word[0] = record.step + 1
+    record.light.micro_steps = 0
+    record.end_light_step()
+
+
+def until_light(record: Writer, clock: Clock) -> None:
+    """Quick steps until one has light marks."""
     record.may_be_light = True
     train(record, clock, 100)
-    while record.light is None:
+    while not record.light.is_on:
         train(record, clock, 1)
-    return record.light
 
 
 def times_of(record: Writer, page: PageReader) -> dict[Phase, int]:
@@ -87,7 +93,7 @@ def test_quick_steps_then_some_have_clocks_and_each_phase_its_time(tmp_path: Pat
     began = clock.ns
     assert train(record, clock, 20) == 0  # it is not known yet that they are quick
     record.may_be_light = True
-    assert 700 < train(record, clock, 800) < 780
+    assert 700 < train(record, clock, 800) < 790
     spent = times_of(record, page)
     for phase, ms in STEP_MS.items():
         assert spent[Phase(phase)] == pytest.approx(820 * ms * MS, rel=0.01)
@@ -118,11 +124,11 @@ def test_step_without_clocks_when_something_lasts_then_it_is_counted_exactly(
     record, page = opened(tmp_path)
     until_light(record, clock)
     before = record.mark(at.CHECKPOINT)
-    assert record.light is None
+    assert not record.light.is_on and before == at.PYTHON
     clock.ns += 700 * MS
     record.mark(before)
-    train(record, clock, 1)
-    assert record.light is not None or record.is_looked
+    train(record, clock, 2)
+    assert record.light.is_on or record.is_looked
     record.phase(at.EVALUATE)
     train(record, clock, 0)
     clock.ns += 300 * MS
@@ -150,10 +156,13 @@ def test_steps_when_they_are_counted_from_the_beginning_again_then_they_are_look
     record = Writer()
     record.mark(at.PYTHON)
     record.may_be_light = True  # of a loop of the script's own before
-    for step in (*range(1, 1001), *range(6)):
+    for step in range(1, 1001):
         record.set_step(step)
-        assert record.light is None and record.is_looked
-    assert record.is_timed or record.next_timed < 200
+    assert record.next_looked > 6
+    for step in range(3):
+        record.set_step(step)
+        assert record.step == step and record.words[at.W_STEP] == step
+        assert record.next_looked < step + 100 and record.next_timed < step + 200
 
 
 def test_long_step_among_those_looked_at_then_it_does_not_count_for_the_others() -> None:
@@ -170,58 +179,115 @@ def test_long_step_among_those_looked_at_then_it_does_not_count_for_the_others()
     assert shares.share_out(90 * MS) == shared  # two readings of one moment may come in the wrong order
 
 
-def test_reader_when_marks_have_no_clock_then_each_is_seen(tmp_path: Path, clock: Clock) -> None:
+def test_reader_when_marks_have_no_clock_then_it_sees_each_step_and_that_no_phase_is_kept(
+    tmp_path: Path, clock: Clock
+) -> None:
     record, page = opened(tmp_path)
-    words = until_light(record, clock)
-    seen = {page.glance().marks}
-    for phase in (at.DATA, at.FORWARD, at.BACKWARD):
-        words[at.W_PHASE] = phase
-        glance = page.glance()
-        assert glance.phase == Phase(phase) and glance.marks not in seen
-        seen.add(glance.marks)
+    until_light(record, clock)
+    seen = set()
+    for _ in range(3):
+        assert page.read().is_light
+        seen.add((page.glance().marks, page.glance().step))
+        record.light.step = record.light.step_word[0] = record.step + 1
+    assert len(seen) == len({marks for marks, _ in seen}) == 3
+    record.mark(at.CHECKPOINT)
+    assert not page.read().is_light and page.read().phase == Phase.CHECKPOINT
     page.close()
 
 
-def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_its_line(
+def test_ends_of_steps_without_clocks_when_a_clock_comes_then_they_lie_evenly_before_it(
+    tmp_path: Path, clock: Clock
+) -> None:
+    record, page = opened(tmp_path)
+    until_light(record, clock)
+    while not record.is_looked:
+        train(record, clock, 1)
+    train(record, clock, 1)
+    first, began = record.step, clock.ns
+    assert record.light.is_on
+    record.next_looked = record.next_timed = first + 9
+    train(record, clock, 8, {at.FORWARD: 3.0})
+    ends = page.read().step_ends_ns
+    assert record.is_looked and ends[-9:] == tuple(began + k * 3 * MS for k in range(9))
+    page.close()
+
+
+def test_collective_when_marks_were_light_then_what_it_lies_in_is_found_on_the_stack(
+    tmp_path: Path, clock: Clock
+) -> None:
+    record, page = opened(tmp_path)
+    record.line_of = lines.Lines(record).of
+    until_light(record, clock)
+
+    def all_reduce() -> int:
+        return record.mark(at.COLLECTIVE)  # as probe_collectives does, called by the user's code
+
+    def marked_backward() -> tuple[int, bool]:
+        return all_reduce(), is_within(sys._getframe(), at.BACKWARD)
+
+    stands_for(at.BACKWARD, marked_backward)
+    clock.ns += 4 * MS
+    before, is_inside = marked_backward()
+    assert before & 0xFF == at.BACKWARD and is_inside and not is_within(sys._getframe(), at.BACKWARD)
+    assert record.name_of(before >> 8).endswith(
+        "test_collective_when_marks_were_light_then_what_it_lies_in_is_found_on_the_stack"
+    )
+    assert page.read().phase == Phase.COLLECTIVE
+    page.close()
+
+
+def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_phase_and_line(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    record, page = ticked(tmp_path, clock, monkeypatch)
+    until_light(record, clock)
+
+    def marked_forward() -> None:
+        seen = on_another_thread(ticking._look_at_light, (-1, 0))
+        assert record.light.is_on and page.read().is_light
+        assert (
+            record.words[at.W_SEEN] & 0xFF == at.FORWARD
+        )  # where a process was last that is killed or stopped now
+        clock.ns += 100 * MS
+        on_another_thread(ticking._look_at_light, seen)
+
+    stands_for(at.FORWARD, marked_forward)
+    stood = clock.ns
+    marked_forward()
+    found = page.read()
+    assert not record.light.is_on and found.phase == Phase.FORWARD
+    assert found.line.startswith(f"{__file__}:") and "finds_phase_and_line" in found.line
+    assert found.phase_since_ns == stood  # when this step was seen first
+    page.close()
+
+
+def ticked(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[Writer, PageReader]:
+    """A writer that is the one of this process."""
     record, page = opened(tmp_path)
     monkeypatch.setattr(process, "WRITER", record)
     monkeypatch.setattr(process, "LINES", lines.Lines(record))
+    record.line_of = process.LINES.of
     monkeypatch.setattr(ticking, "monotonic_ns", clock)
-    words = until_light(record, clock)
-    words[at.W_PHASE] = at.BACKWARD | record.string("/a/train.py:1 the line of an earlier step") << 8
-    clock.ns += LONG_NS - 1
-    on_another_thread(ticking._look_at_light)
-    assert record.light is not None
-    clock.ns += 1
-    on_another_thread(ticking._look_at_light)
-    found = page.read()
-    assert record.light is None and found.phase == Phase.BACKWARD
-    assert found.line.startswith(f"{__file__}:") and "on_another_thread" in found.line
-    assert found.phase_since_ns == clock.ns - LONG_NS  # the end of the step before
-    page.close()
+    return record, page
 
 
 def test_steps_without_clocks_when_they_become_slower_then_none_looks_like_a_long_phase(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, page = opened(tmp_path)
-    monkeypatch.setattr(process, "WRITER", record)
-    monkeypatch.setattr(ticking, "monotonic_ns", clock)
-    record.may_be_light = True
-    train(record, clock, 100)
+    record, page = ticked(tmp_path, clock, monkeypatch)
+    until_light(record, clock)
     record.next_looked = record.next_timed = 10_000  # nothing else ends them
-    while record.light is None:
-        train(record, clock, 1)
+    seen = (-1, 0)
     for _ in range(40):
         train(record, clock, 2, {at.FORWARD: 45.0})
-        ticking._look_at_light()
+        seen = ticking._look_at_light(seen)
         assert clock.ns - page.read().phase_since_ns <= STALE_NS
     page.close()
 
 
-def on_another_thread(look: Callable[[], Any]) -> None:
-    thread = threading.Thread(target=look)
+def on_another_thread(look: Callable[..., Any], *args: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(look(*args)))
     thread.start()
     thread.join()
+    return found[0]

@@ -222,7 +222,7 @@ def evaluate(
     notes.note("seen", loader=loader, line=LOOP, training=False, drawn=batches)
     words, place = writer.words, at.LOADER
     words[place + at.L_NUMBER] += 1
-    words[place + at.L_DRAWN], words[place + at.L_LINE] = batches, writer.string(LOOP)
+    writer.light.drawn, words[place + at.L_LINE] = batches, writer.string(LOOP)
     words[place + at.L_STARTED_NS], words[place + at.L_ENDED_NS] = 10_000_000, 20_000_000
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from allranks.record import fingerprints, probe_training, states
 from allranks.record import layout as at
+from allranks.record.light import stands_for
 from allranks.record.writer import Writer
 
 Step = Callable[[Callable[[], Any]], None]
@@ -20,6 +23,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Writer:
     made = Writer()
     made.mark(at.PYTHON)
     monkeypatch.setattr(probe_training, "_writer", made)
+    monkeypatch.setattr(probe_training, "_light", made.light)
     monkeypatch.setattr(states, "next_note_step", states.NEVER)
     monkeypatch.setattr(fingerprints, "next_step", states.NEVER)
     return made
@@ -39,6 +43,8 @@ def new_optimizer(record: Writer) -> Callable[[], Step]:
         hooks[0](own, (), {})
         does()
         hooks[1](own, (), {})
+
+    stands_for(at.OPTIMIZER, wrapper)  # as of torch's own
 
     def make() -> Step:
         own = object()
@@ -70,3 +76,86 @@ def test_optimizer_when_another_raised_before_then_its_steps_count(
         record.mark(record.mark(at.FORWARD))
         whole(lambda: None)
     assert record.step == 3 and record.words[at.W_PHASE] == at.PYTHON
+
+
+def make_light(record: Writer) -> None:
+    """The steps from now on have light marks, until something ends them."""
+    record.next_looked = record.next_timed = 1 << 40
+    record.may_be_light = True
+    record.end_step()
+    record.light.until = record.light.until_syncs = 1 << 40
+    assert record.light.is_on
+
+
+def test_optimizers_when_marks_are_light_then_each_step_counts_once_also_of_one_inside_another(
+    record: Writer, new_optimizer: Callable[[], Step]
+) -> None:
+    sharded, inner, other = new_optimizer(), new_optimizer(), new_optimizer()
+    other(lambda: None)
+    sharded(lambda: inner(lambda: None))
+    make_light(record)
+    assert record.step == 3
+    for _ in range(5):
+        sharded(lambda: inner(lambda: None))
+        other(lambda: None)
+    assert record.light.is_on and (record.step, record.words[at.W_STEP]) == (13, 13)
+
+
+def test_optimizer_that_is_new_when_marks_are_light_then_its_step_has_whole_ones(
+    record: Writer, new_optimizer: Callable[[], Step]
+) -> None:
+    make_light(record)
+    seen: list[int] = []
+    new_optimizer()(lambda: seen.append(record.words[at.W_PHASE]))
+    assert seen == [at.OPTIMIZER] and record.step == 2 and record.words[at.W_PHASE] == at.PYTHON
+
+
+def test_step_of_an_optimizer_when_light_marks_end_in_it_then_it_counts_and_its_phase_ends(
+    record: Writer, new_optimizer: Callable[[], Step]
+) -> None:
+    step = new_optimizer()
+    step(lambda: None)
+    make_light(record)
+    seen: list[int] = []
+
+    def lasts() -> None:
+        record.end_light(monotonic_ns(), sys._getframe())  # the tick thread
+        seen.append(record.words[at.W_PHASE])
+
+    step(lasts)
+    assert seen == [at.OPTIMIZER]
+    assert record.step == 3 and record.words[at.W_PHASE] == at.PYTHON
+
+
+def test_step_of_an_optimizer_when_the_library_counts_then_its_hooks_do_not(
+    record: Writer, new_optimizer: Callable[[], Step]
+) -> None:
+    step = new_optimizer()
+    record.set_step(0)
+    record.is_library_stepped, record.light.is_hook_counted = True, False
+    step(lambda: None)
+    record.set_step(1)
+    make_light(record)
+    for number in range(3, 9):
+        step(lambda: None)
+        assert record.step == number - 1
+        record.set_step(number)
+        assert record.light.is_on and record.words[at.W_STEP] == number
+
+
+def test_due_when_marks_are_light_then_replicas_are_compared_at_their_step_and_the_next_one_is_looked_at(
+    record: Writer, new_optimizer: Callable[[], Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = new_optimizer()
+    step(lambda: None)
+    make_light(record)
+    compared: list[int] = []
+    monkeypatch.setattr(fingerprints, "take", lambda syncs, **_: compared.append(syncs))
+    monkeypatch.setattr(fingerprints, "next_step", 3)
+    record.next_looked = 6
+    record.light.until, record.light.until_syncs = 5, 3
+    while not record.is_looked:
+        record.light.syncs += 1
+        step(lambda: None)
+    assert record.step == 5 and not record.light.is_on
+    assert compared == [3]

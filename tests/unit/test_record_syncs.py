@@ -22,7 +22,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, states.Replica]]
     monkeypatch.setattr(states, "expect_gradients", lambda *_: None)
     yield states.replicas
     states.replicas.clear()
-    states.newest = 0
+    probe_training._light.model = 0
 
 
 def test_syncs_when_the_first_forward_is_not_averaged_then_looked_at_until_one_is(
@@ -31,7 +31,7 @@ def test_syncs_when_the_first_forward_is_not_averaged_then_looked_at_until_one_i
     ddp = Replicated()
     for _ in range(3):
         probe_training._look(ddp, (), None, 0, 0)
-        assert states.newest != id(ddp)  # so that the next forward is looked at, too
+        assert probe_training._light.model != id(ddp)  # so that the next forward is looked at, too
     ddp.require_backward_grad_sync = True
     probe_training._look(ddp, (), None, 0, 0)
-    assert states.newest == id(ddp) and seen[id(ddp)].syncs == 1
+    assert probe_training._light.model == id(ddp) and seen[id(ddp)].syncs == 1

@@ -42,6 +42,16 @@ def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> C
     return marked
 
 
+def optimizer_step(module: ModuleType) -> Callable[..., Any] | None:
+    """What torch puts around the step of each class of optimizers; the same code each time. None: it is not seen on a stack."""
+    put = getattr(getattr(module, "Optimizer", None), "profile_hook_step", None)
+    try:
+        step = put(lambda optimizer: None) if put is not None else None
+    except Exception:  # noqa: BLE001 - it takes something else in this torch
+        return None
+    return step if isinstance(step, FunctionType) else None
+
+
 def hide_from_dynamo(eval_frame: ModuleType) -> None:
     """Have torch.compile run the record's own functions as they are, when it comes upon them outside of a graph.
 

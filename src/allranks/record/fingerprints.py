@@ -116,12 +116,12 @@ def last() -> None:
     if (
         optimizer is None
         or next_step == states.NEVER
-        or states.syncs <= _last[0]
+        or _writer.light.syncs <= _last[0]
         or not states.is_synchronised
     ):
         return
-    next_step = states.syncs
-    take(states.syncs, optimizer=optimizer, num_steps=_writer.step)
+    next_step = _writer.light.syncs
+    take(_writer.light.syncs, optimizer=optimizer, num_steps=_writer.step)
 
 
 def _is_ours(optimizer: Any) -> bool:

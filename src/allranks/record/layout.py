@@ -10,7 +10,7 @@ This module is imported at the start of every Python process of a job: no import
 """
 
 MAGIC = 0x314B4E41524C4C41  # b"ALLRANK1", little-endian
-VERSION = 2
+VERSION = 3
 WORDS = 4096
 PAGE_BYTES = WORDS * 8
 SUFFIX = ".page"
@@ -44,7 +44,7 @@ TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 6
 
 
 # Of quick steps one in so much time is looked at: a look takes 0.2 ms there.
-LOOKED_EVERY_NS = 20_000_000
+LOOKED_EVERY_NS = 50_000_000
 
 
 def least_preference(length_ns: int, every_ns: int) -> int:
@@ -90,10 +90,11 @@ W_ROLE, W_RANK, W_WORLD_SIZE, W_LOCAL_RANK, W_WORKER_ID, W_STACK_SIGNAL, W_FLAGS
 W_TICKS, W_TICK_NS, W_ASK, W_ANSWERED = range(13, 17)
 W_SINCE_NS, W_PHASE = 17, 18  # W_PHASE: number of the line << 8 | phase
 W_STEP, W_MICRO_STEP, W_EPOCH = range(19, 22)
+W_SEEN = 22  # as W_PHASE: what the tick thread saw last on the stack of a process whose marks are light
 W_ISSUED, W_GROUP_SEQ, W_STEP_SEQ, W_DESTROYED_NS = range(23, 27)
 W_EXIT_KIND, W_EXIT_CODE, W_EXIT_LINE, W_EXIT_NS = range(27, 31)
 W_LAST_GRAD, W_UNUSED, W_MODELS, W_MODEL_PARAMS, W_MODEL_HASH = range(31, 36)
-W_GROUPS, W_STEP_ISSUED, W_SEQ_STEP = range(36, 39)
+W_GROUPS, W_STEP_ISSUED, W_SEQ_STEP, W_LIGHT = range(36, 40)  # W_LIGHT: W_PHASE is not kept now (light.py)
 
 # A loader: the current one, and the one before it.
 LOADER, LOADER_BEFORE = 40, 48

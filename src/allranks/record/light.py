@@ -1,28 +1,112 @@
-"""Where did the time of steps go whose marks took no clock? It is shared out as the steps around them spent theirs.
+"""What is left of the marks in a quick step, and where did its time go?
 
 Between torch's own calls a mark with two clocks and its looks costs some 8 us, and a step has five of them: 1 % of a step is gone
 where steps take a millisecond or two. So of quick steps only one in 20 ms has whole marks (`Writer.is_looked`); those of the others are
-light: they say what the process does, and no more. Their time is known as a sum (`layout.UNMARKED`), and shared out here among the
-phases of a step as in the steps that are looked at. Which ones these are has no period (`layout.preference`), since much in a loop has
-one. Whatever lasts (a checkpoint, a collective of the script's own, an evaluation) ends the light marks of its step and is counted
-exactly; the tick thread ends those of a step that does not come to its end (`LONG_NS`).
+light (`Light`): they count steps, forwards and batches, and store nothing else. What such a process does is on its stack, where the marks
+themselves stand (`stands_for`): whatever lasts (a checkpoint, a collective of the script's own, an evaluation) ends the light marks of
+its step and is counted exactly, and so does the tick thread where a step does not come to its end between two of its ticks.
+
+The time of light marks is known as a sum (`layout.UNMARKED`), and shared out here among the phases of a step as in the steps that are
+looked at. Which ones these are has no period (`layout.preference`), since much in a loop has one.
 """
 
 from __future__ import annotations
 
 from allranks.record import layout as at
 
-LONG_NS = 60_000_000
-"""A step whose marks are light is not so long; ten times what a quick one takes."""
+TYPE_CHECKING = False  # as in writer.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
 STALE_NS = 400_000_000
 """No longer is it since the last clock, however many steps there are until one is looked at."""
 FIRST, END = at.PYTHON, at.OPTIMIZER + 1
 """What a step is made of: the phases that have light marks."""
-FORGET_NS = 100_000_000
+FORGET_NS = 50_000_000
 """After so much time looked at, what was before counts half."""
 _UNUSUAL = 8
 MOST_WHOLE = 63
 """So many steps at the most have whole marks after one whose light marks were ended."""
+
+
+class Light:
+    """What light marks count: all of it in one object, since what costs is memory that is not in the cache.
+
+    Attributes:
+        is_on: The marks of the step that goes on are light.
+        step: Optimizer steps that have ended; the page has it after each.
+        micro_steps: Forwards since then whose gradients are to come.
+        syncs: Forwards so far whose backward averages gradients.
+        drawn: Batches of the current pass over a loader.
+        until: The step at whose end something is due.
+        until_syncs: So many `syncs` at which replicas are compared.
+        model: id of the replica that was called last.
+        iterator: id of the iterator of the current pass.
+        optimizer: id of the one whose step ended last.
+        optimizers: By id, whether an optimizer's steps are counted; not where another one steps it.
+        is_hook_counted: The hooks of optimizers count steps, and not the library.
+        data_key: What `layout.W_PHASE` is while a batch of the current pass is drawn.
+        step_word: The word of the page that has the step.
+    """
+
+    __slots__ = (
+        "data_key",
+        "drawn",
+        "is_hook_counted",
+        "is_on",
+        "iterator",
+        "micro_steps",
+        "model",
+        "optimizer",
+        "optimizers",
+        "step",
+        "step_word",
+        "syncs",
+        "until",
+        "until_syncs",
+    )
+
+    def __init__(self, words: memoryview) -> None:
+        self.begin(words)
+
+    def begin(self, words: memoryview) -> None:
+        """A new page."""
+        self.step_word = words[at.W_STEP : at.W_STEP + 1]
+        self.is_on, self.is_hook_counted = False, True
+        self.step = self.micro_steps = self.syncs = self.drawn = 0
+        self.until = self.until_syncs = self.model = self.iterator = self.optimizer = 0
+        self.optimizers: dict[int, bool] = {}
+        self.data_key = at.DATA
+
+
+_codes: dict[int, tuple[CodeType, int]] = {}
+"""By id of the code (to hash one takes long): what a process does while a call of it is on the stack."""
+
+
+def stands_for(phase: int, function: Callable[..., object]) -> None:
+    """While `function` is on the stack, the process does `phase`."""
+    _codes[id(function.__code__)] = function.__code__, phase
+
+
+def phase_on(frame: FrameType | None) -> tuple[int, FrameType | None]:
+    """What the thread does whose innermost frame this is, and the mark's frame; the user's code if none is on its stack."""
+    while frame is not None:
+        if (found := _codes.get(id(frame.f_code))) is not None:
+            return found[1], frame
+        frame = frame.f_back
+    return at.PYTHON, None
+
+
+def is_within(frame: FrameType | None, phase: int) -> bool:
+    """Whether one of the marks on the stack of this frame stands for `phase`."""
+    while frame is not None:
+        found, frame = phase_on(frame)
+        if frame is not None:
+            if found == phase:
+                return True
+            frame = frame.f_back
+    return False
 
 
 class Shares:

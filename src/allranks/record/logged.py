@@ -255,13 +255,13 @@ def _after_evaluation(name: str) -> dict[str, Any] | None:
         return None
     words, loader = _writer.words, at.LOADER
     began, step = words[loader + at.L_STARTED_NS], _writer.step
-    if not words[loader + at.L_DRAWN] or not words[loader + at.L_ENDED_NS]:
+    if not _writer.light.drawn or not words[loader + at.L_ENDED_NS]:
         return None
     if step and words[at.STEP_ENDS + step % at.NUM_STEP_ENDS] > began:
         return None  # it was a pass of training, or one came after it
     if _has_exchanged_since(began):
         return None
-    loop, drawn = _writer.name_of(words[loader + at.L_LINE]), words[loader + at.L_DRAWN]
+    loop, drawn = _writer.name_of(words[loader + at.L_LINE]), _writer.light.drawn
     if (loop, drawn) not in _shares:
         _shares[loop, drawn] = _share_of(loop, drawn)
     share = _shares[loop, drawn]

@@ -73,7 +73,7 @@ class Followed:
     def __init__(self, known: _Known, loader: Any, line: str, asked_ns: int) -> None:
         self.known, self.line, self.asked_ns, self.first_s = known, line, asked_ns, 0.0
         self.dataset, self.sampler = loader.dataset, _sampler_of(loader)
-        self.step, self.forwards = _writer.step, _writer.words[at.W_MICRO_STEP]
+        self.step, self.forwards = _writer.step, _writer.light.micro_steps
         self.drawn = self.taken = self.samples = 0
         self.first: list[Any] = []
         self.sizes: list[int] = []
@@ -82,7 +82,7 @@ class Followed:
 
     @property
     def is_training(self) -> bool:
-        return _writer.step != self.step or _writer.words[at.W_MICRO_STEP] != self.forwards
+        return _writer.step != self.step or _writer.light.micro_steps != self.forwards
 
 
 def begin(loader: Any, line: str, asked_ns: int) -> Followed | None:

@@ -7,14 +7,18 @@ import inspect
 from _thread import get_ident
 from collections.abc import Callable, Iterator
 from itertools import islice
+from sys import _getframe
 from time import monotonic_ns
 from typing import Any
 
 from allranks.record import compat, draws, passes, process, states
 from allranks.record import layout as at
-from allranks.record.layout import W_PHASE, W_SINCE_NS
+from allranks.record.layout import W_SINCE_NS
+from allranks.record.light import stands_for
+from allranks.record.probe_training import resume
 
 _writer, _lines = process.WRITER, process.LINES
+_light = _writer.light
 _DRAWN, _ENDED_NS = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS
 _passes = 0
 _current: Pass | None = None
@@ -24,15 +28,15 @@ class Pass:
     """One pass over a loader; hangs on its iterator."""
 
     __slots__ = (
-        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "passed", "pids", "started_ns",
+        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "pids", "started_ns", "taken",
     )  # fmt: skip
 
     def __init__(self, loader: Any, line: int) -> None:
         global _passes
         _passes += 1
         self.number, self.key, self.started_ns = _passes, at.DATA | line, monotonic_ns()
-        self.drawn = self.ended_ns = 0
-        self.passed = 0  # batches since, whose indices nobody asked for
+        self.drawn = self.ended_ns = 0  # of the current one light.drawn counts
+        self.taken = 0  # batches whose indices were asked for
         self.length = compat.loader_length(loader)
         self.num_workers = int(getattr(loader, "num_workers", 0) or 0)
         self.pids: list[int] = []
@@ -90,9 +94,12 @@ def _show(one: Pass) -> None:
     """`one` is the current pass from now on."""
     global _current
     words = _writer.words
+    if _current is not None:
+        words[_DRAWN] = _current.drawn = _light.drawn
     if _current is not None and _current.number != one.number:
         words[at.LOADER_BEFORE : at.LOADER_BEFORE + 8] = words[at.LOADER : at.LOADER + 8]
     _current = one
+    _light.drawn, _light.data_key, _light.iterator = one.drawn, one.key, 0
     place = at.LOADER
     words[place + at.L_NUMBER] = 0
     words[place + at.L_DRAWN], words[place + at.L_LENGTH] = one.drawn, one.length
@@ -104,67 +111,72 @@ def _show(one: Pass) -> None:
 
 
 def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    writer = _writer
+    light = _light
 
     @functools.wraps(draw)
-    def marked(self: Any) -> Any:
-        try:
-            one = self._allranks_pass
-        except AttributeError:
-            return draw(self)
-        if get_ident() != writer.owner:
-            one.indices = passes.forget_indices(self)
-            return draw(self)
-        if one is not _current:
-            _show(one)
-        begin = 0
-        if (light := writer.light) is not None:  # as in probe_training.py
-            words, before = light, light[W_PHASE]
-            words[W_PHASE] = one.key
-        else:
-            before, words = writer.mark(one.key), writer.words
-            begin = words[W_SINCE_NS]
-        try:
-            batch = draw(self)
-        except StopIteration:
-            _pass_ended(one)
-            raise
-        finally:
-            if light is not None and writer.light is not None:
-                words[W_PHASE] = before
-            else:
-                writer.mark(before)
-        words[_DRAWN] = one.drawn = one.drawn + 1
-        if light is not None:
-            one.passed += 1
+    def marked_next(self: Any) -> Any:
+        if light.is_on and id(self) == light.iterator:
+            try:
+                batch = draw(self)
+            except StopIteration:
+                _pass_ended(self._allranks_pass)
+                raise
+            finally:
+                if not light.is_on:
+                    resume()
+            light.drawn += 1
             return batch
-        if writer.is_timed:
-            writer.times[at.M_DATA_FROM], writer.times[at.M_DATA_TO] = begin, words[W_SINCE_NS]
-        _take_indices(one)
-        return batch
+        return _draw(draw, self)
 
-    return marked
+    stands_for(at.DATA, marked_next)
+    return marked_next
 
 
-def _take_indices(one: Pass) -> None:
-    """Those of the batch that was handed out last, and before of those since they were taken last."""
-    if one.passed:
-        _take_passed(one)
+def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:
+    """With whole marks."""
+    try:
+        one = iterator._allranks_pass
+    except AttributeError:
+        return draw(iterator)
+    if get_ident() != _writer.owner:
+        one.indices = passes.forget_indices(iterator)
+        return draw(iterator)
+    if one is not _current:
+        _show(one)
+    _light.iterator = id(iterator)
+    if _light.is_on:
+        _writer.end_light(monotonic_ns(), _getframe(2))
+    before, words = _writer.mark(one.key), _writer.words
+    begin = words[W_SINCE_NS]
+    try:
+        batch = draw(iterator)
+    except StopIteration:
+        _pass_ended(one)
+        raise
+    finally:
+        _writer.mark(before)
+    words[_DRAWN] = _light.drawn = _light.drawn + 1
+    if _writer.is_timed:
+        _writer.times[at.M_DATA_FROM], _writer.times[at.M_DATA_TO] = begin, words[W_SINCE_NS]
+    _take_passed(one, _light.drawn - 1)
+    one.taken += 1
     passes.batch = indices = next(one.indices, None)
     if one.followed is not None and not passes.handed(one.followed, indices):
         one.followed = None
+    return batch
 
 
-def _take_passed(one: Pass) -> None:
-    passed, one.passed = one.passed, 0
+def _take_passed(one: Pass, drawn: int) -> None:
+    """The indices of batches that were handed out, `drawn` in all, since they were taken last."""
+    passed, one.taken = drawn - one.taken, drawn
     for indices in islice(one.indices, passed):
         if one.followed is not None and not passes.handed(one.followed, indices):
             one.followed = None
 
 
 def _pass_ended(one: Pass) -> None:
-    if one.passed:
-        _take_passed(one)
+    _light.iterator = 0
+    _take_passed(one, _light.drawn)
     one.ended_ns = _writer.words[_ENDED_NS] = monotonic_ns()
     if one.followed is not None:
         passes.ended(one.followed)

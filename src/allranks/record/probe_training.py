@@ -1,8 +1,7 @@
 """Marks of a training step: DDP, backward, optimizer (files.py has torch.save).
 
-Most of quick steps have light marks (light.py): while `writer.light` is there a mark is a store of the phase before and one after, with
-the line that called last; the tick thread looks for the line of a step that does not end. These few lines stand in each mark, since
-where nothing of ours is in the processor's cache a Python call costs as much as they do.
+Most of quick steps have light marks (light.py): while `light.is_on` a mark only counts, and ends as a whole one if something has ended
+them meanwhile. These few lines stand in each mark, since where nothing of ours is in the processor's cache all that is touched costs.
 """
 
 from __future__ import annotations
@@ -28,9 +27,19 @@ from allranks.record import (
     states,
 )
 from allranks.record import layout as at
-from allranks.record.layout import BACKWARD, FORWARD, OPTIMIZER, W_MICRO_STEP, W_PHASE, W_SINCE_NS
+from allranks.record.layout import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    PYTHON,
+    W_MICRO_STEP,
+    W_PHASE,
+    W_SINCE_NS,
+)
+from allranks.record.light import is_within, stands_for
 
 _writer, _lines = process.WRITER, process.LINES
+_light = _writer.light
 
 
 def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,38 +60,50 @@ def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def mark_backward(module: Any) -> None:
     """torch.autograd.backward, which Tensor.backward calls."""
-    backward, writer, line = module.backward, _writer, 0
+    backward, light = module.backward, _light
 
     @functools.wraps(backward)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal line
-        if get_ident() != writer.owner:
-            return backward(*args, **kwargs)
-        begin = 0
-        if (light := writer.light) is not None:
-            words, before = light, light[W_PHASE]
-            words[W_PHASE] = BACKWARD | line
-        else:
-            line = _lines.here()
-            before, words = writer.mark(BACKWARD | line), writer.words
-            begin = words[W_SINCE_NS]
-            if losses.is_due():
-                losses.look(args, line)
-        try:
-            result = backward(*args, **kwargs)
-        except BaseException as error:
-            states.communication_failed(error, "backward")
-            raise
-        finally:
-            if light is not None and writer.light is not None:
-                words[W_PHASE] = before
-            else:  # or light marks were ended meanwhile
-                writer.mark(before)
-        if light is None and (states.pending is not None or writer.is_timed):
-            _after_backward(begin, words[W_SINCE_NS])
-        return result
+    def marked_backward(*args: Any, **kwargs: Any) -> Any:
+        if light.is_on:
+            try:
+                return backward(*args, **kwargs)
+            except BaseException as error:
+                states.communication_failed(error, "backward")
+                raise
+            finally:
+                if not light.is_on:
+                    resume()
+        return _backward(backward, args, kwargs)
 
-    module.backward = marked
+    stands_for(BACKWARD, marked_backward)
+    module.backward = marked_backward
+
+
+def resume() -> None:
+    """Light marks were ended during the call that has just come back."""
+    if get_ident() == _writer.owner:
+        _writer.mark(PYTHON)
+
+
+def _backward(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With whole marks."""
+    if get_ident() != _writer.owner:
+        return backward(*args, **kwargs)
+    line = _lines.here()
+    before = _writer.mark(BACKWARD | line)
+    begin = _writer.words[W_SINCE_NS]
+    if losses.is_due():
+        losses.look(args, line)
+    try:
+        result = backward(*args, **kwargs)
+    except BaseException as error:
+        states.communication_failed(error, "backward")
+        raise
+    finally:
+        _writer.mark(before)
+    if states.pending is not None or _writer.is_timed:
+        _after_backward(begin, _writer.words[W_SINCE_NS])
+    return result
 
 
 def _after_backward(begin: int, end: int) -> None:
@@ -183,49 +204,58 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     """`forward` of DDP, or what stands for it, with its marks."""
     torch = sys.modules["torch"]  # not whole yet
     is_grad_enabled = getattr(torch, "is_grad_enabled", None) or (lambda: torch.is_grad_enabled())
-    writer, line = _writer, 0
+    light = _light
 
     @functools.wraps(forward)
-    def marked(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        nonlocal line
-        if get_ident() != writer.owner:
-            return forward(self, *inputs, **kwargs)
-        begin = 0
-        light = writer.light
-        is_light = light is not None and is_grad_enabled() and id(self) == states.newest
-        if light is not None and is_light:
-            words, before = light, light[W_PHASE]
-            words[W_PHASE] = FORWARD | line
-        else:
-            line = _lines.here()
-            before, words = writer.mark(FORWARD | line), writer.words
-            begin = words[W_SINCE_NS]
-        try:
-            result = forward(self, *inputs, **kwargs)
-        except BaseException as error:
-            states.communication_failed(error, "forward")
-            raise
-        finally:
-            if is_light and writer.light is not None:
-                words[W_PHASE] = before
-            else:  # or light marks were ended meanwhile
-                writer.mark(before)
-        if is_light or is_grad_enabled():  # gradients are to come: one micro-step more
-            words[W_MICRO_STEP] += 1
+    def marked_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if light.is_on and id(self) == light.model and is_grad_enabled():
+            try:
+                result = forward(self, *inputs, **kwargs)
+            except BaseException as error:
+                states.communication_failed(error, "forward")
+                raise
+            finally:
+                if not light.is_on:
+                    resume()
+            light.micro_steps += 1
             if self.require_backward_grad_sync:
-                states.syncs += 1
-                states.is_synchronised = True
+                light.syncs += 1
             else:
-                states.is_synchronised = False
-            if not is_light and (writer.is_looked or id(self) != states.newest):
-                _look(self, inputs, result, begin, words[W_SINCE_NS])
-        else:  # evaluation, whatever the script calls it
-            spent = words[W_SINCE_NS] - begin
-            writer.moved_ns[FORWARD] -= spent
-            writer.moved_ns[at.EVALUATE] += spent
-        return result
+                states.is_synchronised, light.until_syncs = False, 0
+            return result
+        return _forward(forward, self, inputs, kwargs)
 
-    return compat.let_dynamo_see(marked, forward)
+    stands_for(FORWARD, marked_forward)
+    return compat.let_dynamo_see(marked_forward, forward)
+
+
+def _forward(forward: Callable[..., Any], ddp: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With whole marks."""
+    if get_ident() != _writer.owner:
+        return forward(ddp, *inputs, **kwargs)
+    if _light.is_on:
+        _writer.end_light(monotonic_ns(), _getframe(2))
+    before = _writer.mark(FORWARD | _lines.here())
+    begin = _writer.words[W_SINCE_NS]
+    try:
+        result = forward(ddp, *inputs, **kwargs)
+    except BaseException as error:
+        states.communication_failed(error, "forward")
+        raise
+    finally:
+        _writer.mark(before)
+    end = _writer.words[W_SINCE_NS]
+    if not sys.modules["torch"].is_grad_enabled():  # evaluation, whatever the script calls it
+        _writer.moved_ns[FORWARD] -= end - begin
+        _writer.moved_ns[at.EVALUATE] += end - begin
+        return result
+    _light.micro_steps += 1  # gradients are to come
+    _writer.words[W_MICRO_STEP] = _light.micro_steps
+    states.is_synchronised = ddp.require_backward_grad_sync
+    _light.syncs += states.is_synchronised
+    if _writer.is_looked or id(ddp) != _light.model:
+        _look(ddp, inputs, result, begin, end)
+    return result
 
 
 def _look(ddp: Any, inputs: tuple[Any, ...], result: Any, begin: int, end: int) -> None:
@@ -233,11 +263,11 @@ def _look(ddp: Any, inputs: tuple[Any, ...], result: Any, begin: int, end: int) 
     if _writer.is_timed:
         _writer.times[at.M_FORWARD_FROM], _writer.times[at.M_FORWARD_TO] = begin, end
     try:
-        states.newest = id(ddp)
+        _light.model = id(ddp)
         replica = states.replicas.get(id(ddp)) or _used_first(ddp)
         replica.syncs += ddp.require_backward_grad_sync
         if not replica.syncs:
-            states.newest = 0  # looked at in each forward, until one whose backward averages
+            _light.model = 0  # looked at in each forward, until one whose backward averages
         gradients.prepare()
         origin.remember(ddp, inputs, result)
         if _writer.step >= replica.check_at_step or _writer.is_timed:
@@ -263,52 +293,85 @@ def _is_inside_another() -> bool:
 
 def mark_optimizers(module: Any) -> None:
     """Optimizer.step, by torch's own global hooks."""
-    writer = _writer
+    writer, light = _writer, _light
     outer: Any = None  # the optimizer whose step goes on: ZeroRedundancyOptimizer steps another inside
-    before = at.PYTHON
+    before = PYTHON
 
     def enter(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal outer, before
-        if get_ident() != writer.owner:
+        if light.is_on and (id(optimizer) == light.optimizer or light.optimizers.get(id(optimizer))):
+            return
+        is_inner = light.optimizers.get(id(optimizer)) is False and _is_inside_another()
+        if is_inner or get_ident() != writer.owner:
             return
         if gradients.bad_at >= 0:
             gradients.stepping()
+        if light.is_on:
+            writer.end_light(monotonic_ns(), _getframe(2))
         words = writer.words
-        if (
-            outer is None or words[W_PHASE] != OPTIMIZER or not _is_inside_another()
-        ):  # or an earlier step raised
-            outer, before = optimizer, words[W_PHASE]
-            if before == OPTIMIZER:  # it did, and the mark was left
-                before = at.PYTHON
-            if writer.light is not None:
-                words[W_PHASE] = OPTIMIZER
-                return
-            writer.mark(OPTIMIZER)
-            if writer.is_timed:
-                writer.times[at.M_OPTIMIZER_FROM] = words[W_SINCE_NS]
+        if outer is not None and words[W_PHASE] == OPTIMIZER and _is_inside_another():
+            light.optimizers[id(optimizer)] = False
+            return
+        outer, before = optimizer, words[W_PHASE]
+        if before == OPTIMIZER:  # an earlier step raised, and the mark was left
+            before = PYTHON
+        writer.mark(OPTIMIZER)
+        if writer.is_timed:
+            writer.times[at.M_OPTIMIZER_FROM] = words[W_SINCE_NS]
 
     def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal outer
-        if outer is not optimizer:
+        nonlocal outer, before
+        if light.is_on and (id(optimizer) == light.optimizer or light.optimizers.get(id(optimizer))):
+            if light.is_hook_counted:  # else the library says so in a moment
+                light.step = light.step_word[0] = step = light.step + 1
+                light.micro_steps = 0
+                if step >= light.until:
+                    _step_ended(step)
+            if light.syncs >= light.until_syncs:
+                _compare(optimizer, light.step, is_inside=is_within(_getframe(2), BACKWARD))
+            if not light.is_on:
+                _resume_python()
             return
-        outer = None
-        words, end = writer.words, 0
-        if writer.light is not None:
-            words[W_PHASE] = before
-        else:
-            writer.mark(before)
-            end = words[W_SINCE_NS]
-        if writer.is_library_stepped:
-            step = writer.step + 1  # the library says so in a moment
-        elif (step := writer.end_step(end)) >= states.next_note_step:
-            states.note_step_end()
-            averaging.look()
-        if states.syncs >= fingerprints.next_step or not states.is_synchronised:
-            is_inside = before & 0xFF == BACKWARD
-            fingerprints.take(states.syncs, is_in_backward=is_inside, optimizer=optimizer, num_steps=step)
+        if get_ident() != writer.owner:
+            return
+        if outer is None and light.optimizers.get(id(optimizer)):
+            before = PYTHON  # light marks were ended during this step
+        elif outer is not optimizer:
+            return
+        outer, light.optimizer, light.optimizers[id(optimizer)] = None, id(optimizer), True
+        writer.mark(before)
+        step = light.step + 1
+        if light.is_hook_counted:
+            _step_ended(writer.end_step(writer.words[W_SINCE_NS]))
+        _compare(optimizer, step, is_inside=before & 0xFF == BACKWARD)
 
     def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
         """What a compiled optimizer calls."""
 
+    writer.on_step = _step_ended
     module.register_optimizer_step_pre_hook(compat.let_dynamo_see(enter, nothing))
     module.register_optimizer_step_post_hook(compat.let_dynamo_see(leave, nothing))
+    if (step := compat.optimizer_step(module)) is not None:
+        stands_for(OPTIMIZER, step)
+
+
+def _resume_python() -> None:
+    if _writer.words[W_PHASE] & 0xFF == OPTIMIZER:  # the tick thread has ended light marks just now
+        resume()
+
+
+def _step_ended(step: int) -> None:
+    """Of any with whole marks; with light ones where something is due."""
+    if _light.is_on:
+        _writer.end_light_step()
+    if step >= states.next_note_step:
+        states.note_step_end()
+        averaging.look()
+    _light.until = min(_writer.next_looked - 1, states.next_note_step)
+
+
+def _compare(optimizer: Any, num_steps: int, *, is_inside: bool) -> None:
+    """Replicas with one another, if it is time for that."""
+    if _light.syncs >= fingerprints.next_step or not states.is_synchronised:
+        fingerprints.take(_light.syncs, is_in_backward=is_inside, optimizer=optimizer, num_steps=num_steps)
+    _light.until_syncs = fingerprints.next_step

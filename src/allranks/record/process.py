@@ -11,6 +11,7 @@ from allranks.record.writer import Writer
 # One of each per process, for good: what is marked holds on to them, and a fork or `open` changes what is behind them.
 WRITER = Writer()
 LINES = Lines(WRITER)
+WRITER.line_of = LINES.of
 
 _folder = ""
 _stack_descriptor = -1

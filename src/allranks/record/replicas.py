@@ -35,7 +35,7 @@ def look(replica: states.Replica, ddp: Any, count: int) -> None:
         if replica.is_uncovered:
             facts |= {
                 "uncovered_line": _uncovered_line,
-                "exchanges": states.syncs if len(states.replicas) == 1 else 0,
+                "exchanges": process.WRITER.light.syncs if len(states.replicas) == 1 else 0,
                 "updates": process.WRITER.step,
             }
         if facts != _noted:

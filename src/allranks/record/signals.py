@@ -66,7 +66,7 @@ def _note(number: int) -> None:
     if _counts[number] < MAX_OF_NUMBER:
         _counts[number] += 1
         words = process.WRITER.words
-        notes.note("signal", number=number, step=words[at.W_STEP], batch=words[at.LOADER + at.L_DRAWN])
+        notes.note("signal", number=number, step=words[at.W_STEP], batch=process.WRITER.light.drawn)
 
 
 process.AFTER_FORK.append(_counts.clear)

@@ -57,13 +57,10 @@ class Replica:
 
 
 def _forget(key: int) -> None:
-    global newest
     replicas.pop(key, None)
-    newest = 0  # another may get its id
+    _writer.light.model = 0  # another may get its id
 
 
-newest = 0  # id of the replica that was called last
-syncs = 0  # forwards of all replicas whose backward averages the gradients
 is_synchronised = True  # the last forward of a DDP was not under no_sync
 on_failure: Callable[[BaseException, str], None] | None = None  # of inprocess.py
 pending: Replica | None = None  # the one whose forward was last, until its backward

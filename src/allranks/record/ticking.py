@@ -15,7 +15,7 @@ from time import monotonic_ns
 
 from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
-from allranks.record.light import LONG_NS, STALE_NS
+from allranks.record.light import STALE_NS, phase_on
 
 EVERY_S = 0.1
 _SWEEP_EVERY = 100  # ticks
@@ -54,14 +54,14 @@ process.AFTER_FORK.append(_forget)
 
 
 def _tick(stop: threading.Event) -> None:
-    writer, ticks = process.WRITER, 0
+    writer, ticks, seen = process.WRITER, 0, (-1, 0)
     while not stop.wait(EVERY_S):
         ticks += 1
         words = writer.words
         words[at.W_TICK_NS] = monotonic_ns()
         words[at.W_TICKS] = ticks
-        if writer.light is not None:
-            _look_at_light()
+        if writer.light.is_on:
+            seen = _look_at_light(seen)
         writer.flush()
         if states.world is not None:
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
@@ -71,20 +71,26 @@ def _tick(stop: threading.Event) -> None:
             _sweep()
 
 
-def _look_at_light() -> None:
-    """A step whose marks are light goes on for too long for one: from now on they are whole, and its line is looked for."""
-    writer, words = process.WRITER, process.WRITER.words
-    ended = words[at.STEP_ENDS + writer.step % at.NUM_STEP_ENDS]
-    if (now := monotonic_ns()) - ended < LONG_NS:
-        if now - words[at.W_SINCE_NS] > STALE_NS:  # else steps that become slower look like a long phase
-            writer.end_light(now)
-        return
-    writer.end_light(max(ended, words[at.W_SINCE_NS]))
-    before = words[at.W_PHASE]
-    if before & 0xFF in (at.FORWARD, at.BACKWARD):
-        line = process.LINES.of(sys._current_frames().get(writer.owner))
-        if words[at.W_PHASE] == before:
-            words[at.W_PHASE] = before & 0xFF | line
+def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
+    """What light marks have counted goes into the page. Those of a step that is the same as a tick ago are whole from now on.
+
+    Args:
+        seen: The step that was seen last, and when.
+    """
+    writer, light, words, now = process.WRITER, process.WRITER.light, process.WRITER.words, monotonic_ns()
+    frame = sys._current_frames().get(writer.owner)
+    if light.step == seen[0]:
+        writer.end_light(max(seen[1], words[at.W_SINCE_NS]), frame)
+    elif now - words[at.W_SINCE_NS] > STALE_NS:  # else steps that become slower look like a long phase
+        writer.end_light(now, frame)
+    else:
+        phase, mark = phase_on(frame)
+        if mark is None or phase == at.DATA:
+            words[at.W_SEEN] = light.data_key if mark is not None else at.PYTHON | process.LINES.of(frame)
+        else:
+            words[at.W_SEEN] = phase | process.LINES.of(mark.f_back)
+        words[at.LOADER + at.L_DRAWN], words[at.W_MICRO_STEP] = light.drawn, light.micro_steps
+    return light.step, now
 
 
 _answering: threading.Thread | None = None

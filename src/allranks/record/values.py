@@ -230,6 +230,11 @@ class Record:
     phase: Phase
     phase_since_ns: int
     line: str  # the user's line of the phase, "file:line function"; "" not known
+    is_light: bool  # phase and line are not kept in this step: it is a quick one
+    seen_phase: (
+        Phase  # what the tick thread saw last in such a step, at most 0.1 s ago while the process runs
+    )
+    seen_line: str
     phase_ns: dict[Phase, int]  # cumulative, without the phase that still goes on; at most 0.1 s old
     step: int  # calls of Optimizer.step that ended (the library: optimizer steps)
     micro_step: int  # forwards since the last step

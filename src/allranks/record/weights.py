@@ -45,7 +45,7 @@ class Mean:
 
 
 _micro_steps: list[tuple[Mean, list[Any]]] = []
-_lines: list[str] = []
+_sources: list[tuple[str, int]] = []  # line of backward, number of the pass that the samples are from
 _unknown = _noted = 0
 _is_odd = False
 
@@ -79,13 +79,16 @@ def _add(loss: Any, line: int) -> None:
     if found is None:
         _is_odd = True
         return
-    where, batch, loader = _writer.name_of(line >> 8), passes.batch, at.LOADER
-    if where not in _lines:
-        _lines.append(where)
+    batch, loader = passes.batch, at.LOADER
+    source = _writer.name_of(line >> 8), words[loader + at.L_NUMBER]
+    if source not in _sources:
+        _sources.append(source)
     known = len(batch) if isinstance(batch, (list, tuple)) else 0
-    is_last = words[loader + at.L_DRAWN] == words[loader + at.L_LENGTH] > 0
+    is_last = words[loader + at.L_DRAWN] == words[loader + at.L_LENGTH] > 1
     weight = float(f"{found.weight:.6g}")
-    _micro_steps.append((found, [_lines.index(where), origin.rows, known, found.items, weight, int(is_last)]))
+    _micro_steps.append(
+        (found, [_sources.index(source), origin.rows, known, found.items, weight, int(is_last)])
+    )
 
 
 def _finish() -> None:
@@ -95,12 +98,19 @@ def _finish() -> None:
     kinds = {(mean.op, mean.is_of_targets) for mean in means}
     if means and not _is_odd and len(kinds) == 1 and _is_averaged():
         op, is_of_targets = kinds.pop()
-        notes.note(KIND, step=due + 1, op=op, targets=is_of_targets, lines=list(_lines), rows=rows)
+        notes.note(
+            KIND,
+            step=due + 1,
+            op=op,
+            targets=is_of_targets,
+            lines=[where for where, _ in _sources],
+            rows=rows,
+        )
         _noted += 1
     elif means or _is_odd:
         _unknown += 1
     _micro_steps.clear()
-    _lines.clear()
+    _sources.clear()
     _is_odd = False
     if _noted >= MAX_NOTED or _unknown >= MAX_UNKNOWN or not notes.has_room(KIND):
         _stop()
@@ -204,7 +214,7 @@ def _after_fork() -> None:
     due = _unknown = _noted = 0
     _is_odd, origin.wants_rows = False, True
     _micro_steps.clear()
-    _lines.clear()
+    _sources.clear()
 
 
 process.AFTER_FORK.append(_after_fork)

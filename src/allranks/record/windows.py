@@ -76,9 +76,9 @@ def _look(owner: Any) -> None:
         _stop()
         return
     words, step = _writer.words, _writer.step
-    number, drawn = words[at.LOADER + at.L_NUMBER], words[at.LOADER + at.L_DRAWN]
+    number, drawn = words[at.LOADER + at.L_NUMBER], _writer.light.drawn
     if step == _step:
-        micro = words[at.W_MICRO_STEP]  # since the last step
+        micro = _writer.light.micro_steps  # since the last step
         if micro and _whole >= WHOLE and MIN_WINDOW <= _window > micro and _has_pass_ended():
             _tell(owner, micro)
     elif step != _step + 1:
@@ -103,6 +103,7 @@ def _tell(owner: Any, micro: int) -> None:
     if all(p.grad is None for p in parameters):
         return  # nothing is left over: their backward was not called
     words = _writer.words
+    words[at.LOADER + at.L_DRAWN] = _writer.light.drawn  # light marks do not keep it there
     place = next((p for p in (at.LOADER, at.LOADER_BEFORE) if words[p + at.L_NUMBER] == _pass), None)
     notes.note(
         "left_over", line=_writer.name_of(_lines.here() >> 8), micro_steps=micro, window=_window, step=_writer.step,

@@ -1,10 +1,10 @@
 """How does a process write its record, within a fraction of a microsecond a mark?
 
 The words of the page are a memoryview of 64-bit integers over the mapped file: a mark is a clock reading and two stores, no lock, no
-system call. Between torch's own calls nothing of ours is in the processor's cache, and a Python call costs ten times what it costs
-alone; so in most of quick steps marks are light (light.py) and make none. Only the thread that
-owns the page (the one that trains) writes phases; collectives of other threads go to the ring alone. No torch here, and no import
-that is not cheap: every process of a job runs it.
+system call. Between torch's own calls nothing of ours is in the processor's cache, and all that a mark touches costs ten times what it
+costs alone; so in most of quick steps marks are light (light.py) and only count. Only the thread that owns the page (the one that
+trains) writes phases; collectives of other threads go to the ring alone. No torch here, and no import that is not cheap: every process
+of a job runs it.
 """
 
 from __future__ import annotations
@@ -14,32 +14,42 @@ import os
 import sys
 from _thread import get_ident
 from array import array
-from itertools import count
+from sys import _getframe
 from time import monotonic_ns, time_ns
 
 from allranks.record import layout as at
-from allranks.record.layout import STEP_ENDS, W_MICRO_STEP, W_PHASE, W_SINCE_NS, W_STEP, W_STEP_ISSUED
-from allranks.record.light import Shares
-from allranks.record.texts import Texts
+from allranks.record.layout import (
+    STEP_ENDS,
+    W_EPOCH,
+    W_MICRO_STEP,
+    W_PHASE,
+    W_SINCE_NS,
+    W_STEP,
+    W_STEP_ISSUED,
+)
+from allranks.record.light import Light, Shares, phase_on
+from allranks.record.ring import Ring
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 
 LAST_STEP_END = at.NUM_STEP_ENDS - 1
+W_DRAWN = at.LOADER + at.L_DRAWN
 
 
-class Writer(Texts):
+class Writer(Ring):
     """The record of this process: in memory, or in a page once it is told where by `open`."""
 
     __slots__ = (
         "_backward_before",
         "_before_evaluation",
         "_exchanged_before",
+        "_known_end",
         "_looked_least",
         "_shares",
-        "_slots",
         "_timed",
         "_timed_ns",
         "_timed_step",
@@ -50,19 +60,19 @@ class Writer(Texts):
         "is_library_stepped",
         "is_looked",
         "is_timed",
-        "issued",
         "light",
+        "line_of",
         "loss",
         "mark",
         "may_be_light",
         "moved_ns",
         "next_looked",
         "next_timed",
+        "on_step",
         "owner",
         "path",
         "spent_ns",
         "stack",
-        "step",
         "times",
     )
 
@@ -73,6 +83,11 @@ class Writer(Texts):
         # The moments of the step that goes on; what a step does not have is of an older one.
         self.times = [0] * at.TIMED_WORDS
         self.stack: list[int] = []
+        self.light = Light(memoryview(b""))
+        self.line_of: Callable[[FrameType | None], int] = lambda _: 0  # the user's line, for a page's words
+        self.on_step: Callable[[int], None] | None = (
+            None  # at the end of each step, and of light ones where something is due
+        )
         self._start(bytearray(at.PAGE_BYTES), None)
 
     def open(self, folder: str) -> None:
@@ -110,7 +125,7 @@ class Writer(Texts):
         self.owner = get_ident()
         self.spent_ns[:] = [0] * at.NUM_PHASES
         self.stack.clear()
-        self.step = self.issued = 0
+        self.light.begin(self.words)
         self.times[:] = [0] * at.TIMED_WORDS
         self.moved_ns[:] = [0] * at.NUM_PHASES
         self._before_evaluation: list[int] | None = None
@@ -118,16 +133,15 @@ class Writer(Texts):
         self._backward_before = self._exchanged_before = 0
         self.loss: float | None = None
         self.next_timed, self.is_timed = 1, True
-        # Whether the step that goes on is looked at; if not, `light` is the words for its marks to write to, without a clock (light.py).
+        # Whether the step that goes on is looked at; if not, its marks may be light.
         self.next_looked, self.is_looked, self.may_be_light = 1, True, False
-        self._looked_least = 0
-        self.light: memoryview | None = None
+        self._looked_least = self._known_end = 0
         self._shares = Shares()
         self._timed = self._timed_step = self._timed_ns = 0
         # mark(phase | line << 8), for the owner: what the process does now; gives what it did before, to be given back.
         self.mark = self._make_mark(self.words, self.spent_ns)
         self.is_library_stepped = False
-        self._slots = count(1)
+        self._begin_ring()
         self._begin_texts()
         self._fill()
 
@@ -137,7 +151,7 @@ class Writer(Texts):
         w[at.W_PID], w[at.W_PARENT] = os.getpid(), os.getppid()
         w[at.W_START_NS], w[at.W_START_UNIX_NS] = w[at.W_SINCE_NS], time_ns()
         w[at.W_RANK] = w[at.W_LOCAL_RANK] = w[at.W_WORKER_ID] = w[at.W_GROUP_SEQ] = w[at.W_STEP_SEQ] = -1
-        w[at.SAMPLE_INDEX] = -1
+        w[at.SAMPLE_INDEX], w[at.W_SEEN] = -1, at.PYTHON
         self.text(at.HOST, os.uname().nodename, 8 * at.HOST_WORDS - 8)
         self.text(at.COMMAND, " ".join(getattr(sys, "orig_argv", sys.argv)), 8 * at.COMMAND_WORDS - 8)
         w[at.W_MAGIC] = at.MAGIC  # last: now it is a page
@@ -146,11 +160,12 @@ class Writer(Texts):
 
     def _make_mark(self, words: memoryview, spent_ns: list[int]) -> Callable[[int], int]:
         words[W_SINCE_NS] = monotonic_ns()
+        light = self.light
 
         def mark(key: int) -> int:
             now = monotonic_ns()
-            if self.light is not None:
-                self.end_light(now)
+            if light.is_on:
+                self.end_light(now, _getframe(1).f_back)  # what it was before the call that is marked
             before = words[W_PHASE]
             spent_ns[before & 255] += now - words[W_SINCE_NS]
             words[W_PHASE], words[W_SINCE_NS] = key, now
@@ -176,13 +191,39 @@ class Writer(Texts):
     def _spent(self) -> list[int]:
         return [spent + moved for spent, moved in zip(self.spent_ns, self.moved_ns, strict=True)]
 
-    def end_light(self, now: int) -> None:
-        """From now on the marks of this step have clocks."""
-        if self.light is not None:
-            self.light = None
-            w = self.words
-            self.spent_ns[at.UNMARKED] += max(0, now - w[W_SINCE_NS])
-            w[W_SINCE_NS] = now
+    def end_light(self, now: int, frame: FrameType | None = None) -> None:
+        """From now on the marks of this step have clocks.
+
+        Args:
+            now: Monotonic ns; since then the process does what it does.
+            frame: The innermost frame of the thread that trains, in which its marks are looked for.
+        """
+        light, w = self.light, self.words
+        phase, mark = phase_on(frame)
+        if phase == at.DATA:
+            phase = light.data_key
+        elif mark is not None:
+            phase |= self.line_of(mark.f_back)
+        if not light.is_on:
+            return
+        # No call from here on: the tick thread, which may end them, too, does not come in between.
+        light.is_on = False
+        w[at.W_LIGHT] = 0
+        w[W_DRAWN], w[W_MICRO_STEP] = light.drawn, light.micro_steps
+        spent = now - w[W_SINCE_NS]
+        self.spent_ns[at.UNMARKED] += spent if spent > 0 else 0
+        w[W_PHASE], w[W_SINCE_NS] = phase, now
+        self._fill_ends(now)
+
+    def _fill_ends(self, now: int, halves: int = 1) -> None:
+        """The ends of steps with light marks, evenly between the last one that is known and `now`, when half a step more is over."""
+        w, step, known = self.words, self.light.step, self._known_end
+        if step > known:
+            since = w[STEP_ENDS + (known & LAST_STEP_END)]
+            length = 2 * (now - since) // (2 * (step - known) + halves)
+            for other in range(max(known + 1, step - LAST_STEP_END), step + 1):
+                w[STEP_ENDS + (other & LAST_STEP_END)] = since + (other - known) * length
+            self._known_end = step
 
     def flush(self) -> None:
         """Put the cumulative times into the page: done ten times a second, not at every mark."""
@@ -190,7 +231,7 @@ class Writer(Texts):
         since, phase, now = w[at.W_SINCE_NS], w[at.W_PHASE] & 0xFF, monotonic_ns()
         ended, before = self._spent(), self._before_evaluation
         spent = list(ended)
-        spent[at.UNMARKED if self.light is not None else phase] += max(0, now - since)
+        spent[at.UNMARKED if self.light.is_on else phase] += max(0, now - since)
         if before is not None:
             spent = _within(spent, before)
         guessed = self._shares.share_out(spent[at.UNMARKED])
@@ -206,41 +247,44 @@ class Writer(Texts):
 
     # -- steps ----------------------------------------------------------------------------------------------
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps that have ended."""
+        return self.light.step
+
     def set_step(self, step: int, micro_step: int = 0, epoch: int | None = None) -> None:
         """The library says that `step` optimizer steps have ended; the optimizer hooks no longer count."""
-        w = self.words
+        light, w = self.light, self.words
+        if light.is_on and step == light.step + 1 and not micro_step and epoch in (None, w[W_EPOCH]):
+            light.step = light.step_word[0] = step
+            light.micro_steps = 0
+            if step >= light.until and self.on_step is not None:
+                self.on_step(step)
+            return
+        self.end_light(monotonic_ns())
         if not self.is_library_stepped:
-            self.is_library_stepped = True
-            self.may_be_light = False  # the hooks that say whether steps are quick no longer do
+            self.is_library_stepped, light.is_hook_counted = True, False
             w[at.W_FLAGS] |= at.LIBRARY_STEPS
         if epoch is not None:
-            w[at.W_EPOCH] = epoch
-        w[at.W_MICRO_STEP] = micro_step
-        if step != self.step:
-            if step < self.step:  # another run in this process, or back to a checkpoint
+            w[W_EPOCH] = epoch
+        light.micro_steps = w[W_MICRO_STEP] = micro_step
+        if step != light.step:
+            if step < light.step:  # another run in this process, or back to a checkpoint
                 self.next_looked = self.next_timed = step + 1
                 self._timed_step = 0
-            self.step = step - 1
+            light.step = step - 1
             self.end_step()
+            if self.on_step is not None:
+                self.on_step(step)
 
     def end_step(self, now: int = 0) -> int:
-        """One more optimizer step has ended, at `now` if that is known; gives their number."""
-        w = self.words
-        self.step = step = self.step + 1
+        """One more optimizer step has ended, at `now` if that is known, with whole marks; gives their number."""
+        light, w = self.light, self.words
+        light.step = step = light.step + 1
+        self._known_end = step
         w[STEP_ENDS + (step & LAST_STEP_END)] = now = now or monotonic_ns()
-        if step + 1 >= self.next_looked or self.light is None:
-            self._look(step, now)
-        w[W_MICRO_STEP] = 0
-        w[W_STEP_ISSUED] = self.issued
-        w[W_STEP] = step
-        return step
-
-    def _look(self, step: int, now: int) -> None:
-        """A step that was looked at has ended, or one that will be begins, or something has ended the light marks of a step."""
-        w = self.words
-        if self.light is None:
-            self.spent_ns[w[W_PHASE] & 0xFF] += max(0, now - w[W_SINCE_NS])
-            w[W_SINCE_NS] = now
+        self.spent_ns[w[W_PHASE] & 0xFF] += max(0, now - w[W_SINCE_NS])
+        w[W_SINCE_NS] = now
         if step >= self.next_looked:
             if step >= self.next_timed:
                 self._keep_times(step, now)
@@ -248,22 +292,39 @@ class Writer(Texts):
             self.next_looked = step + 1
             if self.may_be_light:
                 self.next_looked = min(self.next_timed, at.next_preferred(step, self._looked_least))
+        self._choose_marks(step)
+        light.micro_steps = w[W_MICRO_STEP] = 0
+        w[W_STEP_ISSUED] = self.issued
+        w[W_STEP] = step
+        return step
+
+    def end_light_step(self) -> None:
+        """A step with light marks has ended, and been counted; the next one may be looked at."""
+        light, w = self.light, self.words
+        if light.step + 1 >= self.next_looked:
+            now = monotonic_ns()
+            self._fill_ends(now, 0)
+            self.end_light(now)
+            w[W_STEP_ISSUED] = self.issued
+            self._choose_marks(light.step, was_light=True)
+
+    def _choose_marks(self, step: int, *, was_light: bool = False) -> None:
+        """Of the step after `step`."""
+        w = self.words
         self.is_timed = step + 1 >= self.next_timed
         self.is_looked = step + 1 >= self.next_looked
-        if not self.is_looked:
-            if (
-                w[W_PHASE] & 0xFF == at.PYTHON
-                and self._before_evaluation is None
-                and get_ident() == self.owner
-                and self._shares.may_be_light()
-            ):
-                self.light = w
-            return
-        was_light = self.light is not None
-        self.end_light(now)
-        self._shares.begins(self.spent_ns, was_light=was_light)
-        if self.is_timed:  # all of its backward will be wanted
-            self._backward_before = self.spent_ns[at.BACKWARD]
+        if self.is_looked:
+            self._shares.begins(self.spent_ns, was_light=was_light)
+            if self.is_timed:  # all of its backward will be wanted
+                self._backward_before = self.spent_ns[at.BACKWARD]
+        elif (
+            w[W_PHASE] & 0xFF == at.PYTHON
+            and self._before_evaluation is None
+            and get_ident() == self.owner
+            and self._shares.may_be_light()
+        ):
+            w[at.W_LIGHT] = 1
+            self.light.is_on = True
 
     def _keep_times(self, step: int, now: int) -> None:
         """The moments of this step go into the page; about ten steps a second are timed.
@@ -292,55 +353,6 @@ class Writer(Texts):
         self._timed_step, self._timed_ns = step, now
         self.next_timed = at.next_timed(step, length)
         self._looked_least = at.least_preference(length, at.LOOKED_EVERY_NS)
-
-    # -- collectives ----------------------------------------------------------------------------------------
-
-    def enter_collective(
-        self,
-        op: int,
-        group: int = 0,
-        *,
-        ranks: int = 0,
-        seq: int = -1,
-        reduce_op: int = 0,
-        root: int = -1,
-        dtype: int = 0,
-        shape: tuple[int, ...] = (),
-        numel: int = 0,
-        num_tensors: int = 0,
-        line: int = 0,
-        thread: int = 0,
-        flags: int = 0,
-        is_counted: bool = True,
-    ) -> int:
-        """A call enters a collective; names are numbers from `string`. Returns the slot for its exit."""
-        w = self.words
-        number = next(self._slots)
-        base = at.RING + number % at.NUM_SLOTS * at.SLOT_WORDS
-        w[base + at.S_HEAD] = w[base + at.S_TAIL] = 0
-        w[base + at.S_GROUP], w[base + at.S_OP], w[base + at.S_REDUCE] = group, op, reduce_op
-        w[base + at.S_ROOT], w[base + at.S_DTYPE], w[base + at.S_NUMEL] = root, dtype, numel
-        dims = base + at.S_DIMS
-        w[base + at.S_NDIM] = len(shape)
-        for dim in shape[: at.NUM_DIMS]:
-            w[dims] = dim
-            dims += 1
-        w[base + at.S_LINE], w[base + at.S_THREAD], w[base + at.S_SEQ] = line, thread, seq
-        w[base + at.S_RANKS], w[base + at.S_TENSORS], w[base + at.S_STEP] = ranks, num_tensors, w[at.W_STEP]
-        w[base + at.S_FLAGS], w[base + at.S_EXITED] = flags, 0
-        w[base + at.S_ENTERED] = monotonic_ns()
-        w[base + at.S_TAIL] = number
-        w[base + at.S_HEAD] = number
-        if is_counted:  # sends, receives and waits are not what all ranks must have done equally often
-            w[at.W_ISSUED] = self.issued = self.issued + 1
-        return base
-
-    def exit_collective(self, slot: int, flags: int = 0) -> None:
-        """The call of `slot` came back."""
-        w = self.words
-        if flags:
-            w[slot + at.S_FLAGS] |= flags
-        w[slot + at.S_EXITED] = monotonic_ns()
 
     def collective(self, op: str, *, line: int = 0) -> _Inside:
         """A context: this process is inside a collective that torch's own marks do not see."""

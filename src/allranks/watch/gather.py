@@ -19,7 +19,15 @@ from allranks.watch import proc, source, store
 from allranks.watch.asking import NO_STACKS, Asker, Stacks, Target, without_ours
 from allranks.watch.evidence import Node, Rank, Stack, Worker
 from allranks.watch.file_locks import file_lock_of
-from allranks.watch.reading import condition_of, guard_of, loop_of, record_of, source_of, stack_with_code
+from allranks.watch.reading import (
+    condition_of,
+    guard_of,
+    loop_of,
+    record_of,
+    seen_on,
+    source_of,
+    stack_with_code,
+)
 from allranks.watch.stacks import main_stack, parse_faulthandler, runs_model, user_frames
 from allranks.watch.tracing import with_notes, with_numbers
 from allranks.watch.verdict import Place
@@ -166,6 +174,9 @@ def _rank(
     main = main_stack(found)
     frames = user_frames(main.frames) if main else ()
     later = [s for one in again if rank.pid in one and (s := main_stack(one[rank.pid][1])) is not None]
+    record = record_of(newest, with_model=with_models) if newest else None
+    if record is not None and main is not None and newest is not None and newest.is_light:
+        record = seen_on(main, record)
     is_unknown = (
         not later and share > BUSY
     )  # no time was left for a second look: it may be at work that changes
@@ -176,7 +187,7 @@ def _rank(
         cpu_share=round(share, 3),
         main_cpu_share=round(main_share, 3),
         run_queue_share=round(waited, 3),
-        record=record_of(newest, with_model=with_models) if newest else None,
+        record=record,
         stacks=found,
         stacks_from=how,
         is_moving=has_moved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from allranks.record import page
 from allranks.watch import source
 from allranks.watch.evidence import Call, Loader, Model, Place, Record, Stack, Words
 from allranks.watch.observed import Check, Loop, NotFinite
+from allranks.watch.stacks import user_place
 
 _EXIT_KINDS = {
     page.ExitKind.NOT_ENDED: "",
@@ -33,11 +35,11 @@ def record_of(found: page.Record, now_ns: int | None = None, *, with_model: bool
         step=found.step,
         micro_step=found.micro_step,
         epoch=found.epoch,
-        phase=found.phase.name.lower(),
-        phase_s=age(found.phase_since_ns),
+        phase=(found.seen_phase if found.is_light else found.phase).name.lower(),
+        phase_s=age(found.tick_ns if found.is_light else found.phase_since_ns),
         tick_s=age(found.tick_ns),
         median_step_s=found.median_step_ns / 1e9,
-        where=place_of(found.line),
+        where=place_of(found.seen_line if found.is_light else found.line),
         calls=tuple(_call(c, age) for c in found.collectives),
         issued=found.issued,
         issued_at_step=found.issued_at_step,
@@ -63,6 +65,28 @@ def record_of(found: page.Record, now_ns: int | None = None, *, with_model: bool
         not_finite=_not_finite(found.not_finite, age),
         checks=tuple(Check(c.step, c.seq, c.hash, num_steps=c.num_steps) for c in found.checks),
     )
+
+
+_MARKS = {
+    ("/allranks/record/probe_training.py", "marked_forward"): "forward",
+    ("/allranks/record/probe_training.py", "marked_backward"): "backward",
+    ("/allranks/record/probe_loaders.py", "marked_next"): "data",
+    ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
+}
+
+
+def seen_on(stack: Stack, record: Record) -> Record:
+    """The record of a rank in a quick step, whose marks keep no phase: they stand on its stack."""
+    found = next(
+        (
+            what
+            for f in stack.frames
+            for (file, name), what in _MARKS.items()
+            if f.function == name and f.file.endswith(file)
+        ),
+        "python",
+    )
+    return replace(record, phase=found, where=user_place(stack.frames) or record.where)
 
 
 def place_of(line: str) -> Place | None:

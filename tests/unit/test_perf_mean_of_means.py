@@ -19,13 +19,13 @@ SECOND = "/home/ann/train.py:31 main"
 
 
 def row(
-    samples: int, weight: float = 0.5, *, items: int = 0, batch: int = 0, last: int = 0, line: int = 0
+    samples: int, weight: float = 0.5, *, items: int = 0, batch: int = 0, last: int = 0, source: int = 0
 ) -> list[Any]:
-    return [line, samples, batch, items or 10 * samples, weight, last]
+    return [source, samples, batch, items or 10 * samples, weight, last]
 
 
 def note(step: int, *rows: list[Any], op: str = "NllLoss", targets: bool = False) -> dict[str, Any]:
-    return {"kind": "weights", "step": step, "op": op, "targets": targets, "lines": [LINE, SECOND], "rows": list(rows)}  # fmt: skip
+    return {"kind": "weights", "step": step, "op": op, "targets": targets, "lines": [LINE, SECOND, LINE], "rows": list(rows)}  # fmt: skip
 
 
 def every(*rows: list[Any], steps: int = 6, **more: Any) -> Notes:
@@ -84,7 +84,8 @@ def test_means_of_ranks_or_of_pieces_then_they_are_named(ranks: list[Notes], say
         pytest.param([every(row(32), row(32), row(32), row(5, last=1))] * 2, id="the last batch of a pass"),
         pytest.param([every(row(32))[:4] + [note(s, row(5, last=1)) for s in (5, 6)], every(row(32))], id="now and then"),
         pytest.param([every(row(4, 1.0)), every(row(32, 0.3))], id="weights of another meaning"),
-        pytest.param([every(row(16, 1.0), row(112, 1.0, line=1))] * 2, id="labelled and unlabelled"),
+        pytest.param([every(row(16, 1.0), row(112, 1.0, source=1))] * 2, id="labelled and unlabelled"),
+        pytest.param([every(row(8), row(64, source=2))] * 2, id="tasks with loaders of their own"),
         pytest.param([every(row(2, items=50)), every(row(20, items=50))], id="batches of equal length in tokens"),
         pytest.param([every(row(2, items=50)), every(row(20, items=700))], id="how many values a sample has differs"),
         pytest.param([every(row(500, batch=4)), every(row(100, batch=4))], id="nodes of graphs"),

@@ -188,8 +188,16 @@ def test_last_batch_of_a_pass_and_loader_then_they_are_noted(
     monkeypatch.setattr(passes, "batch", [7, 8, 9])
     job.writer.words[at.LOADER + at.L_LENGTH] = job.writer.words[at.LOADER + at.L_DRAWN] = 4
     job.step(3)
+    job.writer.words[at.LOADER + at.L_NUMBER] = 2
+    job.micro_step(3)
+    job.writer.words[at.LOADER + at.L_NUMBER] = 3
     job.step(3)
-    assert noted[0]["rows"] == [[0, 3, 3, 9, 1.0, 1]]
+    job.step(3)
+    assert [n["rows"] for n in noted] == [
+        [[0, 3, 3, 9, 1.0, 1]],
+        [[0, 3, 3, 9, 1.0, 1], [1, 3, 3, 9, 1.0, 1]],
+    ]
+    assert noted[1]["lines"] == ["", ""]
 
 
 @pytest.mark.parametrize(

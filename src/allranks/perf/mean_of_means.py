@@ -2,7 +2,8 @@
 
 What ranks noted of their losses (record/weights.py) is put together step by step: a micro-batch's share of the step's weight beside its
 share of the step's samples. Nothing is said where the script's factors follow the numbers, or follow something else; of the smaller
-last batch of a pass; of losses of different kinds (each line of backward has a number of its own); or of what happens now and then.
+last batch of a pass; of losses of different kinds (each line of backward, or each loader, has a number of its own); or of what happens
+now and then.
 
 Samples are asked about while the job runs (watch/causes/mean_of_means.py). How many targets count, of those that a mask leaves out, differs
 from batch to batch in many a job that means it so: that is a remark at the end of a run and in its report, no alarm.
@@ -42,6 +43,7 @@ class Part:
     count: int
     weight: float
     line: str
+    source: int  # of several lines or loaders within the step
     is_last: bool  # of a pass over the loader
 
 
@@ -178,9 +180,11 @@ def _step(noted: Notes, number: int, is_of_targets: bool) -> Step | None:
     if not (has_targets if is_of_targets else len(per_sample) == 1 and 0 not in per_sample):
         return None
     parts = tuple(
-        Part(rank, items if is_of_targets else rows, weight, str(note["lines"][line]), bool(is_last))
+        Part(
+            rank, items if is_of_targets else rows, weight, str(note["lines"][source]), source, bool(is_last)
+        )
         for rank, note in own.items()
-        for line, rows, _, items, weight, is_last in note["rows"]
+        for source, rows, _, items, weight, is_last in note["rows"]
     )
     return Step(number, op, parts) if len(parts) > 1 else None
 
@@ -197,10 +201,10 @@ def _values_per_sample(note: Mapping[str, Any]) -> set[int]:
 
 
 def _are_of_kinds(steps: Iterable[Step]) -> bool:
-    """Whether each of several lines has one number of its own: labelled and unlabelled samples, say."""
-    counts: dict[str, set[int]] = {}
+    """Whether each of several lines or loaders has one number of its own: labelled and unlabelled samples, or tasks."""
+    counts: dict[tuple[str, int], set[int]] = {}
     for part in (p for step in steps for p in step.parts):
-        counts.setdefault(part.line, set()).add(part.count)
+        counts.setdefault((part.line, part.source), set()).add(part.count)
     return len(counts) > 1 and all(len(some) == 1 for some in counts.values())
 
 

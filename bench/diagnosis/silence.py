@@ -54,6 +54,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "accumulation: the rest of a pass thrown away": ("left_over",),
     "gathers and means that cannot be right": ("one_tensor", "floored_mean", "own_entry"),
     "samples that count unequally": ("mean_of_means",),
+    "names that match nothing": ("names_unmatched",),
     "a number of one rank logged as the job's": ("own_loss_logged", "own_share_logged"),
 }
 

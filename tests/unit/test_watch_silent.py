@@ -242,3 +242,14 @@ def test_gradient_through_the_own_entry_then_the_factor_is_named_if_all_ranks_sa
     assert (verdict.code, verdict.confidence) == ("AR725", "likely")
     assert "1/2 of it is left" in verdict.head()
     assert codes([note], []) == []  # one rank alone: its loss is its own
+
+
+def test_names_that_match_nothing_then_how_many_and_the_first_on_either_side_are_named() -> None:
+    note = {
+        "kind": "unmatched", "line": LINE, "what": "self.shadow", "names": 4, "keys": 4, "first": "module.0.weight", "other": "0.weight",
+        "calls": 2,
+    }  # fmt: skip
+    verdict = said([note], [note])
+    assert (verdict.code, verdict.ranks) == ("AR728", (0, 1))
+    assert "0 of 4 names matched: self.shadow has 0.weight, the loop looks for module.0.weight" in verdict.head()
+    assert verdict.where == ("/home/ann/train.py:27 in main",)

@@ -16,6 +16,7 @@ from allranks.record import (
     probe_training,
     process,
     schedulers,
+    unmatched,
     windows,
 )
 from allranks.record import layout as at
@@ -31,6 +32,16 @@ def _optimizers(module: ModuleType) -> None:
     windows.mark_zeroing(module)
 
 
+def _replicas(module: ModuleType) -> None:
+    probe_training.mark_replicas(module)
+    unmatched.mark(module.DistributedDataParallel)
+
+
+def _compiled(module: ModuleType) -> None:
+    compat.hide_from_dynamo(module)
+    unmatched.mark(module.OptimizedModule)
+
+
 MARKS = {
     "torch": _torch_is_here,
     "torch.autograd": probe_training.mark_backward,
@@ -39,8 +50,8 @@ MARKS = {
     "torch.nn.modules.module": windows.mark_modules,
     "torch.optim.lr_scheduler": schedulers.mark_schedulers,
     "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
-    "torch.nn.parallel.distributed": probe_training.mark_replicas,
-    "torch._dynamo.eval_frame": compat.hide_from_dynamo,
+    "torch.nn.parallel.distributed": _replicas,
+    "torch._dynamo.eval_frame": _compiled,
     "torch.utils.data.dataloader": probe_loaders.mark_loaders,
     "torch.utils.data._utils.worker": probe_loaders.mark_workers,
     "torch.utils.data._utils.fetch": probe_loaders.mark_fetching,

@@ -43,6 +43,7 @@ from allranks.watch.causes import (
     lost_peers,
     mean_of_means,
     models_differ,
+    names_unmatched,
     network_wait,
     never_averaged,
     never_met,
@@ -140,6 +141,6 @@ SILENT: tuple[Cause, ...] = (
     listed_differently, split_differs, same_samples, not_divided, same_order, not_split, no_data, same_randomness, padded, leak,
     # training
     gradient_not_finite, never_averaged, buffers_differ, never_trained, scheduler_too_often, one_path,
-    left_over, aliased, floored, own_entry, mean_of_means,
+    left_over, aliased, floored, own_entry, mean_of_means, names_unmatched,
 )  # fmt: skip
 """Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

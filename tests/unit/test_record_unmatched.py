@@ -128,7 +128,8 @@ def test_names_when_compared_then_only_tensors_under_bare_names_count() -> None:
     model = Wrapper()
     bare = {n: p.detach().clone() for n, p in model.module.named_parameters()}
     assert compare(model, bare) is not None
-    assert compare(model, {f"_orig_mod.{n}": p for n, p in bare.items()}) is not None
+    for prefix in ("_orig_mod.", "_orig_mod.module.", "module._orig_mod."):
+        assert compare(model, {prefix + n: p for n, p in bare.items()}) is not None
     for other in (
         {},
         {f"module.{n}": p for n, p in bare.items()},

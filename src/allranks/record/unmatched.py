@@ -34,7 +34,7 @@ MAX_PLACES, MAX_CALLS, MAX_NAMES, MAX_SOURCE = 16, 4096, 4096, 5000
 AT_CALLS = (2, 4, 16, 64)
 """A line is looked at when it has been called so often; a dictionary that is filled by the first call matches in the second."""
 OPTIMIZED = 1  # CO_OPTIMIZED of a code: a function's, whose locals are copied when they are asked for
-_PREFIX = re.compile(r"^module\.|(?<![^.])_orig_mod\.")
+_PREFIX = re.compile(r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 
 Chain = tuple[str, ...]
 """What an expression is called: ("self", "shadow")."""
@@ -67,10 +67,12 @@ def mark(kind: Any) -> None:
 def _marked_method(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() == _writer.owner:
-            frame = sys._getframe(1)
-            if not frame.f_globals.get("__name__", "").startswith("torch."):
-                _look(self, frame)
+        global _calls
+        _calls += 1
+        if _calls >= MAX_CALLS:
+            _stop()
+        elif get_ident() == _writer.owner:
+            _look(self, sys._getframe(1))
         return plain(self, *args, **kwargs)
 
     return compat.let_dynamo_see(marked, plain)
@@ -86,9 +88,9 @@ def _stop() -> None:
 
 def _look(model: Any, frame: FrameType) -> None:
     """A line of the script calls one of the methods. Never raises."""
-    global _calls
-    _calls += 1
     try:
+        if frame.f_globals.get("__name__", "").startswith("torch."):
+            return
         key = frame.f_code, frame.f_lineno
         place = _places.get(key)
         if place is None:
@@ -100,8 +102,6 @@ def _look(model: Any, frame: FrameType) -> None:
         if place.calls in AT_CALLS and place.tested != []:
             _look_at(model, frame, place)
     except Exception:  # noqa: BLE001 - a look is not worth the user's step
-        _stop()
-    if _calls >= MAX_CALLS:
         _stop()
 
 

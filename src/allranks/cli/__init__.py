@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         from allranks.cli.run import run
 
         sys.exit(run(arguments[1:]))
+    if arguments[:1] == ["--version"]:  # what one tries first
+        arguments[0] = "version"
     from allranks.cli.app import make_app
 
     make_app(arguments)(arguments, prog_name="allranks")

@@ -97,8 +97,8 @@ class PageReader:
             rank=w[at.W_RANK],
         )
 
-    def read(self) -> Record:
-        """The whole record.
+    def read(self, *, timed_after: int = 0) -> Record:
+        """The whole record; of the moments of timed steps those after step `timed_after`.
 
         Raises:
             NotARecord: As `read_page`.
@@ -109,7 +109,7 @@ class PageReader:
             if _is_same(data, again):
                 break
             data = again
-        return parse(data, self.path)
+        return parse(data, self.path, timed_after=timed_after)
 
     def close(self) -> None:
         """Close the file."""
@@ -133,13 +133,13 @@ def read_page(path: str | os.PathLike[str]) -> Record:
         return reader.read()
 
 
-def parse(data: bytes, path: str) -> Record:
+def parse(data: bytes, path: str, *, timed_after: int = 0) -> Record:
     """The record in the bytes of a page that was at `path`.
 
     Raises:
         NotARecord: As `read_page`.
     """
-    return _Parser(data).record(path)
+    return _Parser(data).record(path, timed_after)
 
 
 def read_pages(folder: str | os.PathLike[str]) -> list[Record]:
@@ -218,7 +218,7 @@ class _Parser:
         start = 8 * (word + 1)
         return self.data[start : start + length].decode("utf-8", "replace")
 
-    def record(self, path: str) -> Record:
+    def record(self, path: str, timed_after: int = 0) -> Record:
         w = self.words
         flags, phase = w[at.W_FLAGS], w[at.W_PHASE] & 0xFF
         return Record(
@@ -285,7 +285,7 @@ class _Parser:
             not_finite=self.not_finite(),
             checks=self.checks(),
             times=self.times(),
-            timed=self.timed(),
+            timed=self.timed(timed_after),
         )
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -369,9 +369,11 @@ class _Parser:
             loss=w[at.T_LOSS] / 1e6 if w[at.T_HAS_LOSS] else None,
         )
 
-    def timed(self) -> tuple[TimedStep, ...]:
+    def timed(self, after: int) -> tuple[TimedStep, ...]:
         found = []
         for base in range(at.TIMED, at.TIMED + at.NUM_TIMED * at.TIMED_WORDS, at.TIMED_WORDS):
+            if self.words[base] <= after:  # most of them: the agent reads several times a second
+                continue
             step, *moments, tail = self.words[base : base + at.TIMED_WORDS]
             if step > 0 and step == tail:
                 found.append(TimedStep(step, *moments))

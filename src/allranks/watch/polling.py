@@ -20,6 +20,7 @@ from allranks.watch.timeline import Timeline
 
 WHOLE_S = 0.4
 """A whole page is read at least so often."""
+NO_TIMED = 1 << 62
 DISCOVER_S = 1.0
 STANDS_S = 1.0
 
@@ -103,7 +104,7 @@ class Poll:
                     return _of_glance(before, glance, letter)
                 if seen.row is not None and seen.key == _key(glance):
                     return _of_same(seen.row, glance, letter, now - seen.read_at)
-            found = seen.reader.read()
+            found = seen.reader.read(timed_after=NO_TIMED)
         except (OSError, page.NotARecord, ValueError):
             return before or Row(number, letter, is_over=over, has_ended_well=well)
         seen.marks, seen.read_at, seen.key = glance.marks, now, _key(glance)

@@ -14,6 +14,8 @@ from allranks.watch.evidence import Slow
 from allranks.watch.rows import WORK_PHASES, Row
 
 WINDOW_S = 4.0
+LOOK_EVERY_S = 0.5
+"""The watcher comes ten times a second, and three comparisons take it longer than all else of a look."""
 MIN_STEPS = 5
 MIN_SHARE = 0.15
 """Of the step time that the slow rank adds; less is not worth a word."""
@@ -34,11 +36,12 @@ class Slowness:
         if len(rows) < 2 or any(r.is_over or r.step < 3 for r in rows.values()):
             self._seen.clear()
             return None
-        if not self._seen or now - self._seen[-1][0] >= 0.5:
-            self._seen.append((now, dict(rows)))
+        if self._seen and now - self._seen[-1][0] < LOOK_EVERY_S:
+            return None
+        self._seen.append((now, dict(rows)))
         while self._seen and now - self._seen[0][0] > WINDOW_S:
             self._seen.popleft()
-        if not self._seen or now - self._seen[0][0] < WINDOW_S - 0.6:
+        if now - self._seen[0][0] < WINDOW_S - 0.6:
             return None
         then, before = self._seen[0]
         middle_at, middle = self._seen[len(self._seen) // 2]

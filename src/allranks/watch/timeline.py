@@ -240,7 +240,7 @@ class Timeline:
         try:
             if seen.reader is None and folder is not None:
                 seen.reader = page.PageReader(folder / f"{seen.rank.pid}.page")
-            return seen.reader.read() if seen.reader is not None else None
+            return seen.reader.read(timed_after=seen.step) if seen.reader is not None else None
         except (OSError, page.NotARecord, ValueError):
             return None
 

@@ -271,7 +271,7 @@ def unsaved_buffers(module: Any) -> Any:
 
 def saved(node: Any, name: str) -> Any:
     """What a node of a graph has kept as `name`; None if nothing, if a hook keeps it (a checkpoint computes it anew, and only once), or
-    if this torch does not tell (before 2.6)."""
+    if this torch does not tell."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     return None if raw is None or getattr(raw, "unpack_hook", raw) is not None else raw.data
 

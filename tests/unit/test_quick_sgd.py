@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from allranks.train import kernels
 from allranks.train.quick_sgd import QuickSgd
 from allranks.train.slots import OptimizerSlot
+from allranks.wrap.straight import Bucket
 
 _SHAPES = ((7,), (64, 33), (1001,), (10,))
 
@@ -210,3 +211,36 @@ def test_quick_when_class_is_another_then_none() -> None:
         assert QuickSgd.of(SGD(parameters(), lr=0.1)) is None
     finally:
         SGD.step = before  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.7, "dampening": 0.3}, {}],
+    ids=["momentum", "nesterov", "dampening", "plain"],
+)
+def test_step_when_gradients_lie_in_one_piece_then_the_bits_of_one_by_one(settings: dict[str, Any]) -> None:
+    pair = Pair(lambda ps: SGD(ps, lr=0.0173, **settings))
+    order = pair.quick[::-1]
+    flat = torch.empty(sum(p.numel() for p in order))
+    views = [v.view_as(p) for v, p in zip(flat.split([p.numel() for p in order]), order, strict=True)]
+    whole = Bucket(flat, order, views)
+    taken = []
+    for seed in range(6):
+        give_gradients(pair.plain, seed)
+        give_gradients(pair.quick, seed)
+        flat.copy_(torch.cat([p.grad.reshape(-1) for p in order if p.grad is not None]))
+        pair.theirs.step()
+        if seed == 4:
+            pair.slot.optimizer.load_state_dict(copy.deepcopy(pair.slot.optimizer.state_dict()))
+        before = [p.grad for p in pair.quick]
+        pair.slot.take_step(None, whole)
+        taken.append(all(p.grad is g for p, g in zip(pair.quick, before, strict=True)))
+        for p, q in zip(pair.plain, pair.quick, strict=True):
+            assert torch.equal(p, q)
+        states = pair.theirs.state_dict()["state"], pair.slot.optimizer.state_dict()["state"]
+        assert states[0].keys() == states[1].keys()
+        for place, state in states[0].items():
+            if settings:
+                assert torch.equal(state["momentum_buffer"], states[1][place]["momentum_buffer"])
+    # Where it was not taken, gradients were placed: in the first step (no momentum yet), and after a state was loaded.
+    assert taken == ([False, True, True, True, False, True] if settings else [True] * 6)

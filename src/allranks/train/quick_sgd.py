@@ -5,6 +5,9 @@ and asks about compilers and profilers; on a model of some layers that is two th
 the same order on the same tensors, so the bits are the same, and what is in the optimizer afterwards, too. Anything unusual (a hook, a
 profiler, a class or method of the user's, a parameter without gradient, the first step) goes through `optimizer.step()`.
 
+Where all gradients lie one after the other (wrap/straight.py), momentum is kept so, too: one call for all of it. The buffers in the
+optimizer's state are pieces of it.
+
 The private names of torch's optimizers that this needs are all here; where one is missing, there is no quick step.
 """
 
@@ -19,6 +22,8 @@ from typing import Any
 
 import torch
 from torch.optim import SGD
+
+from allranks.wrap.straight import Bucket
 
 of_torch: Any = sys.modules["torch.optim.optimizer"]
 
@@ -40,6 +45,11 @@ class QuickSgd:
         self._optimizer = optimizer
         self._torchs: Any = SGD.step
         self._hooks: list[Any] = []  # torch's global ones, all of them the record's, as they were last
+        self._whole: Bucket | None = None  # the gradients that the momentum below goes with
+        self._momentum: torch.Tensor | None = None
+        self._params: list[Any] = []  # of the optimizer, in its order,
+        self._pieces: list[Any] = []  # and their pieces of the momentum;
+        self._terms: list[Any] = []  # in the order of the gradients
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> QuickSgd | None:
@@ -72,6 +82,62 @@ class QuickSgd:
             work.append((group, params, grads, buffers))
         if not self._is_in_order(done):
             return False
+        self._do(work)
+        return True
+
+    def step_whole(self, whole: Bucket) -> bool:
+        """The same with the gradients of `whole`, and no others."""
+        optimizer = self._optimizer
+        if len(optimizer.param_groups) != 1 or not self._is_usual(optimizer.__dict__):
+            return False
+        group = optimizer.param_groups[0]
+        if group["weight_decay"] != 0 or not _is_plain(group):
+            return False
+        if self._whole is not whole and not self._take_over(group, whole):
+            return False
+        params = group["params"]
+        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+            self._whole = None
+            return False
+        momentum = None
+        if group["momentum"] != 0:
+            states = optimizer.state
+            if len(states) != len(params) or not all(map(is_, states, params)):
+                return False
+            buffers = [state.get("momentum_buffer") for state in states.values()]
+            if not all(map(is_, buffers, self._pieces)):
+                self._whole = None  # another state was loaded: it is taken over the next time
+                return False
+            momentum = self._momentum
+        self._do([(group, whole, momentum, self._terms)], _step_whole)
+        return True
+
+    def _take_over(self, group: dict[str, Any], whole: Bucket) -> bool:
+        """Lay the momentum out as the gradients are; whether that can be."""
+        params, state = group["params"], self._optimizer.state
+        if {id(p) for p in params} != {id(p) for p in whole.parameters} or len(params) != len(
+            whole.parameters
+        ):
+            return False
+        self._momentum, self._pieces, self._terms = None, [], whole.gradients
+        if group["momentum"] != 0:
+            olds = [state[p].get("momentum_buffer") if p in state else None for p in whole.parameters]
+            if not all(old is not None and old.dtype == whole.flat.dtype and old.is_cpu for old in olds):
+                return False
+            self._momentum = torch.cat([old.detach().reshape(-1) for old in olds])
+            pieces = self._momentum.split([p.numel() for p in whole.parameters])
+            by_id: dict[int, torch.Tensor] = {}
+            self._terms = []
+            for p, piece in zip(whole.parameters, pieces, strict=True):
+                by_id[id(p)] = state[p]["momentum_buffer"] = piece.view(p.shape)
+                self._terms.append(by_id[id(p)])
+            self._pieces = [by_id[id(p)] for p in params]
+        self._whole, self._params = whole, list(params)
+        return True
+
+    def _do(self, work: list[Any], step: Any = None) -> None:
+        """The step, with the hooks of the record."""
+        optimizer, step = self._optimizer, step or _step
         assert _before is not None and _after is not None
         for hook in _before.values():
             hook(optimizer, (optimizer,), {})
@@ -79,12 +145,11 @@ class QuickSgd:
         torch.set_grad_enabled(False)  # as torch's own step does, without an object for a block
         try:
             for each in work:
-                _step(*each)
+                step(*each)
         finally:
             torch.set_grad_enabled(had_grad)
         for hook in _after.values():
             hook(optimizer, (optimizer,), {})
-        return True
 
     def _is_usual(self, own: dict[str, Any]) -> bool:
         """Whether `optimizer.step()` would do what torch's SGD does, seen by the record alone."""
@@ -135,6 +200,17 @@ def _is_plain(group: dict[str, Any]) -> bool:
         and type(group["lr"]) in _NUMBERS
         and type(group["weight_decay"]) in _NUMBERS
     )
+
+
+def _step_whole(group: dict[str, Any], whole: Bucket, momentum: Any, terms: list[Any]) -> None:
+    """The same, of gradients and momentum in one piece each."""
+    assert _add_ is not None
+    if momentum is not None:
+        momentum.mul_(group["momentum"]).add_(whole.flat, alpha=1 - group["dampening"])
+        if group["nesterov"]:
+            whole.flat.add_(momentum, alpha=group["momentum"])
+            terms = whole.gradients
+    _add_(whole.parameters, terms, alpha=-group["lr"])
 
 
 def _step(group: dict[str, Any], params: list[Any], grads: Any, buffers: list[Any]) -> None:

@@ -12,6 +12,7 @@ from allranks.core.errors import UsageError
 from allranks.train import kernels
 from allranks.train.quick_sgd import QuickSgd
 from allranks.wrap.model import Model
+from allranks.wrap.straight import Bucket
 
 
 @dataclass(slots=True)
@@ -63,28 +64,37 @@ class OptimizerSlot:
         is_plain = all(p.grad is None or p.grad.layout is torch.strided for p in parameters)
         return torch.nn.utils.clip_grad_norm_(parameters, clip_norm, foreach=True if is_plain else None)
 
-    def take_step(self, scaler: torch.amp.GradScaler | None) -> None:
-        """optimizer.step() with the learning rates of the warm-up, if it is still on."""
+    def take_step(self, scaler: torch.amp.GradScaler | None, whole: Bucket | None = None) -> None:
+        """optimizer.step() with the learning rates of the warm-up, if it is still on.
+
+        Args:
+            whole: The gradients, where they are not the parameters' yet.
+        """
         if not self.has_stepped:
             self.has_stepped = True
             self.quick = QuickSgd.of(self.optimizer) if kernels.choose(self.optimizer) else None
         if self.updates >= self.warmup_steps:
-            self._step(scaler)
+            self._step(scaler, whole)
             return
         factor = min(1.0, (self.updates + 1) / self.warmup_steps)
         groups = self.optimizer.param_groups
         rates = [g["lr"] for g in groups]
         for group in groups:
             group["lr"] = group["lr"] * factor
-        self._step(scaler)
+        self._step(scaler, whole)
         # The schedulers compute from the rate without warm-up, so every scheduler goes together with it.
         for group, rate in zip(groups, rates, strict=False):
             group["lr"] = rate
 
-    def _step(self, scaler: torch.amp.GradScaler | None) -> None:
+    def _step(self, scaler: torch.amp.GradScaler | None, whole: Bucket | None) -> None:
+        quick = self.quick
+        if whole is not None:
+            if quick is not None and quick.step_whole(whole):
+                return
+            whole.place()
         if scaler is not None:
             scaler.step(self.optimizer)
-        elif self.quick is None or not self.quick.step():
+        elif quick is None or not quick.step():
             self.optimizer.step()
 
 

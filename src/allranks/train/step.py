@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.overrides import has_torch_function_unary
 
 from allranks.core.errors import UsageError, warn_once
 from allranks.data.batch import MicroBatch
@@ -22,6 +23,7 @@ from allranks.train.pooling import pool_gradients, used_anywhere
 from allranks.train.slots import OptimizerSlot, Update, check_apart
 from allranks.wrap.model import Model, Window
 from allranks.wrap.precision import Precision, agree_on_inf, scale_all
+from allranks.wrap.straight import Bucket
 
 
 class Stepper:
@@ -217,17 +219,23 @@ class Stepper:
             self._note_weight(slot, loss, weight)
         total = self._close_weights(slot) if slot.weighted and closes else None
         if loss is not None:
-            self._add_gradients(slot, loss, retain_graph)
+            self._add_gradients(slot, loss, retain_graph, closes)
         elif self.window.is_last and self.world_size > 1:
             for model in self.models_of(slot):
                 if model.name not in slot.last_pooled:
                     model.join_with_zero()
         return total
 
-    def _add_gradients(self, slot: OptimizerSlot, loss: torch.Tensor, retain_graph: bool) -> None:
+    def _add_gradients(
+        self, slot: OptimizerSlot, loss: torch.Tensor, retain_graph: bool, closes: bool
+    ) -> None:
         factor = self._factor(slot)
         if self.precision.scaler is not None:
             loss = self.precision.scaler.scale(loss)
+        model = self._taken(loss) if closes else None
+        if model is not None:
+            model.backward(loss, self._gradient(factor, loss), retain_graph)
+            return
         gradient = None if factor == 1.0 else self._gradient(factor, loss)
         # With several optimizers a loss reaches into models it does not train (a generator's goes through the discriminator):
         # their gradients must neither pile up in the window nor start a reduction.
@@ -235,6 +243,13 @@ class Stepper:
         if inputs is not None:
             inputs = [p for p in inputs if p.requires_grad]
         loss.backward(gradient, retain_graph=retain_graph, inputs=inputs)
+
+    def _taken(self, loss: torch.Tensor) -> Model | None:
+        """The model whose gradients are averaged without DDP in this backward (wrap/straight.py), if it is the only one."""
+        if len(self.models) != 1 or len(self.slots) != 1 or has_torch_function_unary(loss):
+            return None
+        model = next(iter(self.models.values()))
+        return model if model.take() else None
 
     def _gradient(self, factor: float, loss: torch.Tensor) -> torch.Tensor:
         key = (factor, loss.dtype)
@@ -251,7 +266,11 @@ class Stepper:
         self, slot: OptimizerSlot, total: _Total | None, clip_norm: float | None, clip_value: float | None
     ) -> Update:
         models = self.models_of(slot) if self.world_size > 1 else []
-        if models:
+        clip_norm, clip_value = clip_norm or slot.clip_norm, clip_value or slot.clip_value
+        whole = None
+        if total is None and clip_norm is None and clip_value is None and self.precision.scaler is None:
+            whole = self._in_one_piece(slot, models)
+        if models and whole is None:
             self._reduce(slot, models)
         update = Update(slot.updates + 1)
         if total is not None:
@@ -265,9 +284,15 @@ class Stepper:
             elif update.weight:
                 scale_all(slot.gradients(), 1.0 / update.weight)
         if not update.skipped:
-            self._apply(slot, update, clip_norm or slot.clip_norm, clip_value or slot.clip_value)
+            self._apply(slot, update, clip_norm, clip_value, whole)
         self._after(slot, update, models)
         return update
+
+    def _in_one_piece(self, slot: OptimizerSlot, models: list[Model]) -> Bucket | None:
+        """All gradients of this update, averaged and one after the other, where nobody needs to see them before the optimizer."""
+        if len(models) != 1 or slot.last_pooled or self._some_unused.get(models[0].name) is not False:
+            return None
+        return models[0].complete_in_one_piece()
 
     def _reduce(self, slot: OptimizerSlot, models: list[Model]) -> None:
         pooled: set[str] = set()
@@ -315,7 +340,12 @@ class Stepper:
         return nowhere
 
     def _apply(
-        self, slot: OptimizerSlot, update: Update, clip_norm: float | None, clip_value: float | None
+        self,
+        slot: OptimizerSlot,
+        update: Update,
+        clip_norm: float | None,
+        clip_value: float | None,
+        whole: Bucket | None,
     ) -> None:
         scaler = self.precision.scaler if self.precision.scaler is not None and slot.gradients() else None
         if scaler is not None:
@@ -323,7 +353,7 @@ class Stepper:
             update.skipped = agree_on_inf(scaler, slot.optimizer, self.world_size)
         if clip_norm is not None or clip_value is not None:
             update.grad_norm = slot.clip(clip_norm, clip_value)
-        slot.take_step(scaler)
+        slot.take_step(scaler, whole)
         if scaler is not None:
             scaler.update()
 

@@ -129,6 +129,9 @@ def needed(waiting: dict[int, Wait], world_size: int) -> set[int]:
     return ranks
 
 
+_BACKWARDS = ("_engine_run_backward", "backward_through_memory")  # torch's, and that of wrap/straight.py
+
+
 def last_wait(rank: Rank) -> Wait | None:
     """What a rank waited in when its communication failed."""
     record = rank.record
@@ -141,7 +144,7 @@ def last_wait(rank: Rank) -> Wait | None:
         )
     kind = {"backward": "gradients", "forward": "buffers", "build": "build", "init": "init"}.get(record.phase)
     if kind is None and rank.failure is not None:
-        in_backward = any(f.function == "_engine_run_backward" for f in rank.failure.frames)
+        in_backward = any(f.function in _BACKWARDS for f in rank.failure.frames)
         kind = "gradients" if in_backward else "lost"
     return Wait(rank.rank, kind, record.group_seq, 0.0) if kind else None
 

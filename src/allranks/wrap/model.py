@@ -18,8 +18,17 @@ from allranks.wrap.exchange import Exchange, connect
 from allranks.wrap.local import LocalSteps
 from allranks.wrap.options import LOOK_AT, Choice, Given, Seen, Way, choose
 from allranks.wrap.precision import Precision
-from allranks.wrap.reducer import logged, prepared_views, replicate, settle_buckets, synchronise, unreduced
+from allranks.wrap.reducer import (
+    logged,
+    prepared_views,
+    replicate,
+    settle_buckets,
+    straight_of,
+    synchronise,
+    unreduced,
+)
 from allranks.wrap.settings import CompressSettings, LocalSettings
+from allranks.wrap.straight import Bucket
 
 _is_trainable = attrgetter("requires_grad")  # with all() and any(): no Python code for each parameter
 _set = (
@@ -75,6 +84,8 @@ class Model(nn.Module):
         self.pending = False  # a forward prepared DDP for a backward that has not come yet
         self._is_noted = False
         self.is_reduced = False  # the backward of this update averaged the gradients already
+        self._is_straight = False  # the backward of this update is done by `backward`
+        self._without: list[nn.Parameter] = []  # what it has averaged without a gradient of this rank
         self.name = name
         self._joined: list[int] | None = (
             None  # this rank gave zeros in this window: parameters without a gradient of its own
@@ -115,6 +126,7 @@ class Model(nn.Module):
             self._connect(replica, [(n, p) for n, p in named if p.requires_grad])
             object.__setattr__(self, "_replica", replica)
             replica.train(self.training)
+            self._go_straight(replica)
             if self._world_size > 2 and self._way == "group" and not (find_unused or static_graph):
                 settle_buckets(replica, self.trainable)
 
@@ -165,8 +177,14 @@ class Model(nn.Module):
         if "bucket_cap_mb" in changed:
             self._settings = (*self._settings[:4], changed["bucket_cap_mb"])
             self._wrap()
+        self._go_straight(self.replica)
         if self.on_options is not None:
             self.on_options(self.choices)
+
+    def _go_straight(self, replica: DistributedDataParallel | None) -> None:
+        """From now on, where it can be: once DDP has told what its options are chosen by."""
+        if self._num_updates >= LOOK_AT and (way := straight_of(replica)) is not None:
+            way.is_wanted = True
 
     @property
     def _way(self) -> Way:
@@ -212,6 +230,19 @@ class Model(nn.Module):
             return target(*args, **kwargs)
         return self._autocast(target, args, kwargs)
 
+    def take(self) -> bool:
+        """Whether the backward that comes now is to be done by `backward`, since DDP was not told of it."""
+        way = straight_of(self._replica)
+        is_straight = way is not None and way.take()
+        _set(self, "_is_straight", is_straight)
+        return is_straight
+
+    def backward(self, loss: torch.Tensor, gradient: torch.Tensor, retain_graph: bool) -> None:
+        """`loss.backward(gradient, ...)` after `take`. Collective."""
+        way = straight_of(self._replica)
+        assert way is not None
+        _set(self, "_without", way.run(loss, gradient, retain_graph, way))
+
     def join_with_zero(self) -> None:
         """Take part in the synchronised backward of the others with zeros, for a loss this rank does not have. Collective."""
         replica = self.replica
@@ -240,6 +271,11 @@ class Model(nn.Module):
         if self._joined is not None:
             unused, self._joined = self._joined, None
             return unused, True
+        if self._is_straight and (way := straight_of(replica)) is not None:
+            _set(self, "_is_straight", False)
+            way.place()
+            ids = {id(p) for p in self._without}
+            return [i for i, p in enumerate(self.trainable) if id(p) in ids] if ids else [], False
         missing = unreduced(replica) if replica is not None else []
         if not missing:
             return [], False
@@ -253,6 +289,18 @@ class Model(nn.Module):
             p.requires_grad_(False)
             p.grad = None
         return unused, False
+
+    def complete_in_one_piece(self) -> Bucket | None:
+        """After a synchronised backward: its gradients, which are not the parameters' yet, if they lie one after the other and this rank
+        had all of them. If not, nothing has happened: `complete` does it."""
+        way = straight_of(self._replica)
+        if not self._is_straight or self._without or way is None or self._joined is not None:
+            return None
+        if (bucket := way.only_bucket) is not None:
+            _set(self, "pending", False)
+            _set(self, "is_reduced", False)
+            _set(self, "_is_straight", False)
+        return bucket
 
     # -- plain names ---------------------------------------------------------------------------------------------------------
 

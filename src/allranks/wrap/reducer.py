@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.comm.memory import MemorySum
 from allranks.record import probe_training
+from allranks.wrap import straight
+from allranks.wrap.straight import Straight
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
@@ -79,6 +81,7 @@ class _Replica(DistributedDataParallel):
             and _is_profiled is not None
         )
         own["_light_forward"] = _marked_lightly() if is_usual else None
+        own["_straight"] = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """DDP's own, or `_forward_lightly`."""
@@ -97,14 +100,20 @@ def _forward_lightly(self: _Replica, *inputs: Any, **kwargs: Any) -> Any:
     """What is left of DDP's forward."""
     own = vars(self)
     is_synchronised = own["require_backward_grad_sync"] and torch.is_grad_enabled()
-    if is_synchronised:
+    is_told = is_synchronised and ((straight := own["_straight"]) is None or not straight.expect())
+    if is_told:
         own["logger"].set_runtime_stats_and_log()
         own["reducer"].prepare_for_forward()
     output = own["_modules"]["module"](*inputs, **kwargs)
     own["require_forward_param_sync"] = is_synchronised
-    if is_synchronised:
+    if is_told:
         own["reducer"].prepare_for_backward([])
     return output
+
+
+def straight_of(replica: DistributedDataParallel | None) -> Straight | None:
+    """The way around the reducer, where there is one."""
+    return vars(replica).get("_straight") if replica is not None else None
 
 
 @functools.cache
@@ -184,11 +193,30 @@ def average_through(replica: DistributedDataParallel, memory: MemorySum) -> None
     Nothing else of DDP changes: buckets, windows without synchronisation, the search for unused parameters.
     """
 
+    own = vars(replica)
+    way: Straight | None = None
+    if own.get("_light_forward") is not None and straight.can_be():
+        way = own["_straight"] = Straight(memory, functools.partial(_prepare, own))
+
     # Without annotations: torch compares them with its own types, and refuses strings.
     def hook(state, bucket):
-        return memory.add(bucket.buffer(), bucket.is_last())
+        is_last = bucket.is_last()
+        future = memory.add(bucket.buffer(), is_last)
+        if way is not None:
+            if is_last:
+                way.is_told = False
+            if way.is_looking:
+                way.note(bucket)
+        return future
 
     replica.register_comm_hook(None, hook)
+
+
+def _prepare(own: dict[str, Any]) -> None:
+    """What DDP's reducer is told by a forward."""
+    own["logger"].set_runtime_stats_and_log()
+    own["reducer"].prepare_for_forward()
+    own["reducer"].prepare_for_backward([])
 
 
 def hook_into(replica: DistributedDataParallel, take: Callable[[Any], Any]) -> None:

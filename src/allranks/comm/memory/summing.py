@@ -89,6 +89,29 @@ class MemorySum:
             start, left = start + count, left - count
         return future
 
+    @property
+    def turn(self) -> int:
+        """The half that is written next."""
+        return self._turn
+
+    def parts_of(self, turn: int, tensors: list[torch.Tensor]) -> list[Part] | None:
+        """What went last through a half: the parts of `tensors`, if it was those, each as a whole."""
+        if (turn, len(tensors)) in self._known:
+            return None
+        found = [self._known.get((turn, number)) for number in range(len(tensors))]
+        parts = [k.part for k, t in zip(found, tensors, strict=True) if k is not None and k.tensor is t]
+        return parts if len(parts) == len(tensors) else None
+
+    def finish(self, parts: list[Part]) -> None:
+        """What `add` does for the last of some tensors, where all that it would have written has been written to `parts`. **Collective**.
+
+        Args:
+            parts: Of this turn, from `parts_of`.
+        """
+        self.issued[0] += len(parts)
+        self._open, self._number = parts, len(parts)
+        self._finish()
+
     def _finish(self) -> None:
         """Wait for the others, and put the means into the tensors written since the last time."""
         parts, counters = self._open, self.counters
@@ -167,6 +190,16 @@ class Part:
         else:
             for values, slot in self.outside:
                 slot.copy_(values)
+
+    def write_of(self, values: torch.Tensor) -> None:
+        """The same, of values (1-d) that are not in the tensor; a large one gets them, since its own part is read from there."""
+        if self.is_scaled:
+            torch.mul(values, self.scale, out=self.mine)
+        elif not self.is_shared:
+            self.mine.copy_(values)
+        else:
+            self.tensor.copy_(values)
+            self.write()
 
     def add_up(self) -> None:
         """The mean into the tensor; of a large one only this rank's part, which goes into its slot for the others, too."""

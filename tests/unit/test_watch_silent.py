@@ -251,5 +251,7 @@ def test_names_that_match_nothing_then_how_many_and_the_first_on_either_side_are
     }  # fmt: skip
     verdict = said([note], [note])
     assert (verdict.code, verdict.ranks) == ("AR728", (0, 1))
-    assert "0 of 4 names matched: self.shadow has 0.weight, the loop looks for module.0.weight" in verdict.head()
+    assert (
+        "0 of 4 names matched: self.shadow has 0.weight, the loop looks for module.0.weight" in verdict.head()
+    )
     assert verdict.where == ("/home/ann/train.py:27 in main",)

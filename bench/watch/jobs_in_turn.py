@@ -3,8 +3,7 @@
     python bench/watch/jobs_in_turn.py [--job tiny|cnn|lm] [--pairs 40]
 
 Prints the median, over pairs of blocks, of marked by plain processor time of the thread that trains (which waiting does not count to, nor
-what others do on the machine), and the same of wall time. The tick thread, the flush of its times and the agent's look at the page are
-not in it: bench/watch/record_overhead.py has them.
+what others do on the machine), and the same of wall time. The tick thread and the agent are not in it: bench/watch/watched.py has all.
 """
 
 from __future__ import annotations

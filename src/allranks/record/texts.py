@@ -5,6 +5,8 @@ When the room for named ones is used up it starts over: a number of before then 
 
 from __future__ import annotations
 
+from time import monotonic_ns
+
 from allranks.record import layout as at
 
 TYPE_CHECKING = False  # as in writer.py
@@ -73,3 +75,13 @@ class Texts:
         self._numbers.clear()
         for forget in self.on_strings_full:
             forget()
+
+    def last_words(self, place: int, kind: str, message: str, line: str, thread: str = "") -> None:
+        """The exception that ends the script (`layout.EXCEPTION`) or a thread (`layout.THREAD_EXCEPTION`)."""
+        room = 8 * at.LAST_WORDS_WORDS - 16
+        kind, thread = kind[:100], thread[:60]
+        fixed = len(f"{kind}{line}{thread}".encode("utf-8", "replace")) + 3
+        raw = message.replace("\0", " ").encode("utf-8", "replace")[: max(0, room - fixed)]
+        message = raw.decode("utf-8", "ignore")
+        self.text(place + 1, f"{kind}\0{message}\0{line}\0{thread}", room)
+        self.words[place] = monotonic_ns()

@@ -360,16 +360,6 @@ class Writer(Ring):
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def last_words(self, place: int, kind: str, message: str, line: str, thread: str = "") -> None:
-        """The exception that ends the script (`layout.EXCEPTION`) or a thread (`layout.THREAD_EXCEPTION`)."""
-        room = 8 * at.LAST_WORDS_WORDS - 16
-        kind, thread = kind[:100], thread[:60]
-        fixed = len(f"{kind}{line}{thread}".encode("utf-8", "replace")) + 3
-        raw = message.replace("\0", " ").encode("utf-8", "replace")[: max(0, room - fixed)]
-        message = raw.decode("utf-8", "ignore")
-        self.text(place + 1, f"{kind}\0{message}\0{line}\0{thread}", room)
-        self.words[place] = monotonic_ns()
-
     def exited(self, kind: int, code: int = 0, line: int = 0) -> None:
         """How the process goes; the first word counts, but ENDED gives way to a better one."""
         w = self.words

@@ -54,12 +54,15 @@ class Counted:
             self.taken += 1
             return average(way)
 
-        def is_looked_at() -> bool:
-            self.asked += 1
-            return not may(self.asked)
+        class Light:
+            @property
+            def is_on(light) -> bool:
+                self.asked += 1
+                return may(self.asked)
 
         patch.setattr(straight.Straight, "average", counted)
-        patch.setattr(straight, "_is_looked_at", is_looked_at)
+        patch.setattr(straight, "_light", Light())
+        patch.setattr(straight, "_is_marked", lambda: True)
 
 
 def train(case: str, may: Callable[[int], bool]) -> tuple[int, list[torch.Tensor], list[torch.Tensor]]:

@@ -30,8 +30,6 @@ MAY_USE_PRIVATE_TORCH: dict[str, set[str]] = {
     # Base classes of every batch norm, public in all but name: isinstance only.
     "wrap/batchnorm.py": {"_BatchNorm"},
     "wrap/buffers.py": {"_NormBase"},
-    # torch's own function that lays tensors one after the other, in one call; without it nothing goes straight.
-    "wrap/straight.py": {"_utils"},
 }
 
 

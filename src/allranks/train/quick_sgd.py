@@ -122,9 +122,10 @@ class QuickSgd:
         self._momentum, self._pieces, self._terms = None, [], whole.gradients
         if group["momentum"] != 0:
             olds = [state[p].get("momentum_buffer") if p in state else None for p in whole.parameters]
-            if not all(old is not None and old.dtype == whole.flat.dtype and old.is_cpu for old in olds):
+            known = [old.detach().reshape(-1) for old in olds if old is not None]
+            if len(known) != len(olds) or any(k.dtype != whole.flat.dtype or not k.is_cpu for k in known):
                 return False
-            self._momentum = torch.cat([old.detach().reshape(-1) for old in olds])
+            self._momentum = torch.cat(known)
             pieces = self._momentum.split([p.numel() for p in whole.parameters])
             by_id: dict[int, torch.Tensor] = {}
             self._terms = []

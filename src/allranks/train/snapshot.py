@@ -41,7 +41,7 @@ def take(
         "tracked": {name: thing.state_dict() for name, thing in tracked.items()},
         "loaders": loaders,
         "buffers": {name: list(model.buffers_sync.changing) for name, model in run.models.items()},
-        "some_unused": dict(stepper._some_unused),
+        "some_unused": dict(stepper.some_unused),
         "local": sending.take_shared(run),
     }
     mine = {
@@ -134,7 +134,7 @@ def put(
         if name in shared["tracked"]:
             _load(thing, shared["tracked"][name], f"run.track({name}=...)", found.path)
     _put_loaders(run, mine["loaders"] if mine is not None else shared["loaders"])
-    run._stepper._some_unused.update(shared["some_unused"])
+    run._stepper.some_unused.update(shared["some_unused"])
     sending.put(run, shared, mine)
     run.epoch = shared["progress"]["epoch"]
     _put_own(run, found, mine, per_rank, strict)

@@ -19,6 +19,7 @@ from torch.overrides import has_torch_function_unary
 from allranks.core.errors import UsageError, warn_once
 from allranks.data.batch import MicroBatch
 from allranks.train import kernels
+from allranks.train.plain_step import step_plainly
 from allranks.train.pooling import pool_gradients, used_anywhere
 from allranks.train.slots import OptimizerSlot, Update, check_apart
 from allranks.wrap.model import Model, Window
@@ -38,7 +39,7 @@ class Stepper:
         self.micro_batch: MicroBatch | None = None  # of the training loader in use; None in loops without one
         self.stepped = True  # the current micro-batch went through step
         self._factors: dict[tuple[float, torch.dtype], torch.Tensor] = {}
-        self._some_unused: dict[
+        self.some_unused: dict[
             str, bool
         ] = {}  # by model, once known: some rank left parameters without gradient in the first update
 
@@ -57,8 +58,18 @@ class Stepper:
         """See Run.step."""
         slot = self.slot_of(optimizer)
         last = self.window.is_last
+        if (
+            last
+            and weight is None
+            and clip_norm is None
+            and clip_value is None
+            and type(loss) is torch.Tensor
+        ):
+            update = step_plainly(self, slot, loss, retain_graph)
+            if update is not None:
+                return update
         total = self._backward(slot, loss, weight, last, retain_graph)
-        return self._finish(slot, total, clip_norm, clip_value) if last else None
+        return self.finish(slot, total, clip_norm, clip_value) if last else None
 
     def backward(
         self,
@@ -88,7 +99,7 @@ class Stepper:
         """See Run.update."""
         slot = self.slot_of(optimizer)
         total = self._close_weights(slot) if slot.weighted else None
-        return self._finish(slot, total, clip_norm, clip_value)
+        return self.finish(slot, total, clip_norm, clip_value)
 
     def slot_of(self, optimizer: torch.optim.Optimizer | None) -> OptimizerSlot:
         """The slot of an optimizer; of the only one if none is given."""
@@ -234,9 +245,9 @@ class Stepper:
             loss = self.precision.scaler.scale(loss)
         model = self._taken(loss) if closes else None
         if model is not None:
-            model.backward(loss, self._gradient(factor, loss), retain_graph)
+            model.backward(loss, self.gradient_of(factor, loss), retain_graph)
             return
-        gradient = None if factor == 1.0 else self._gradient(factor, loss)
+        gradient = None if factor == 1.0 else self.gradient_of(factor, loss)
         # With several optimizers a loss reaches into models it does not train (a generator's goes through the discriminator):
         # their gradients must neither pile up in the window nor start a reduction.
         inputs = slot.parameters() if len(self.slots) > 1 else None
@@ -251,7 +262,7 @@ class Stepper:
         model = next(iter(self.models.values()))
         return model if model.take() else None
 
-    def _gradient(self, factor: float, loss: torch.Tensor) -> torch.Tensor:
+    def gradient_of(self, factor: float, loss: torch.Tensor) -> torch.Tensor:
         key = (factor, loss.dtype)
         found = self._factors.get(key)
         if found is None or found.shape != loss.shape:
@@ -262,7 +273,7 @@ class Stepper:
 
     # -- the end of a window -------------------------------------------------------------------------------------------------
 
-    def _finish(
+    def finish(
         self, slot: OptimizerSlot, total: _Total | None, clip_norm: float | None, clip_value: float | None
     ) -> Update:
         models = self.models_of(slot) if self.world_size > 1 else []
@@ -284,13 +295,13 @@ class Stepper:
             elif update.weight:
                 scale_all(slot.gradients(), 1.0 / update.weight)
         if not update.skipped:
-            self._apply(slot, update, clip_norm, clip_value, whole)
-        self._after(slot, update, models)
+            self.apply(slot, update, clip_norm, clip_value, whole)
+        self.after(slot, update, models)
         return update
 
     def _in_one_piece(self, slot: OptimizerSlot, models: list[Model]) -> Bucket | None:
         """All gradients of this update, averaged and one after the other, where nobody needs to see them before the optimizer."""
-        if len(models) != 1 or slot.last_pooled or self._some_unused.get(models[0].name) is not False:
+        if len(models) != 1 or slot.last_pooled or self.some_unused.get(models[0].name) is not False:
             return None
         return models[0].complete_in_one_piece()
 
@@ -304,9 +315,9 @@ class Stepper:
                 pooled.add(model.name)
                 continue
             unused, gave_no_loss = model.complete()
-            some_unused = self._some_unused.get(model.name)
+            some_unused = self.some_unused.get(model.name)
             if some_unused is None:
-                self._some_unused[model.name] = self._find_unused(model, unused, gave_no_loss)
+                self.some_unused[model.name] = self._find_unused(model, unused, gave_no_loss)
             elif some_unused:
                 self._keep_none(model, unused)
         if pooled != slot.last_pooled:
@@ -339,7 +350,7 @@ class Stepper:
             model.trainable[i].grad = None
         return nowhere
 
-    def _apply(
+    def apply(
         self,
         slot: OptimizerSlot,
         update: Update,
@@ -357,7 +368,7 @@ class Stepper:
         if scaler is not None:
             scaler.update()
 
-    def _after(self, slot: OptimizerSlot, update: Update, models: list[Model]) -> None:
+    def after(self, slot: OptimizerSlot, update: Update, models: list[Model]) -> None:
         slot.updates += 1
         if not update.skipped:
             for scheduler in slot.per_update:
@@ -367,7 +378,7 @@ class Stepper:
                 model.buffers_sync.find_changing()
             if model.local_steps is None or model.local_steps.after_update():
                 model.buffers_sync.after_update()
-            model.after_update(self._some_unused.get(model.name, False))
+            model.after_update(self.some_unused.get(model.name, False))
         kernels.forget_gradients(slot.optimizer)
 
 

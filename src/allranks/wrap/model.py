@@ -28,7 +28,7 @@ from allranks.wrap.reducer import (
     unreduced,
 )
 from allranks.wrap.settings import CompressSettings, LocalSettings
-from allranks.wrap.straight import Bucket
+from allranks.wrap.straight import Bucket, Straight
 
 _is_trainable = attrgetter("requires_grad")  # with all() and any(): no Python code for each parameter
 _set = (
@@ -101,6 +101,7 @@ class Model(nn.Module):
         self.on_options: Callable[[list[Choice]], None] | None = None  # told them
         self._num_updates = 0
         object.__setattr__(self, "_replica", None)  # not a submodule: its names would come twice
+        self.straight: Straight | None = None  # around DDP's reducer, where that can be
         self._wrap()
 
     # -- replication ---------------------------------------------------------------------------------------------------------
@@ -125,8 +126,9 @@ class Model(nn.Module):
             )
             self._connect(replica, [(n, p) for n, p in named if p.requires_grad])
             object.__setattr__(self, "_replica", replica)
+            self.straight = straight_of(replica)
             replica.train(self.training)
-            self._go_straight(replica)
+            self._go_straight()
             if self._world_size > 2 and self._way == "group" and not (find_unused or static_graph):
                 settle_buckets(replica, self.trainable)
 
@@ -177,14 +179,14 @@ class Model(nn.Module):
         if "bucket_cap_mb" in changed:
             self._settings = (*self._settings[:4], changed["bucket_cap_mb"])
             self._wrap()
-        self._go_straight(self.replica)
+        self._go_straight()
         if self.on_options is not None:
             self.on_options(self.choices)
 
-    def _go_straight(self, replica: DistributedDataParallel | None) -> None:
+    def _go_straight(self) -> None:
         """From now on, where it can be: once DDP has told what its options are chosen by."""
-        if self._num_updates >= LOOK_AT and (way := straight_of(replica)) is not None:
-            way.is_wanted = True
+        if self._num_updates >= LOOK_AT and self.straight is not None:
+            self.straight.is_wanted = True
 
     @property
     def _way(self) -> Way:
@@ -222,8 +224,12 @@ class Model(nn.Module):
                 self._is_noted = True
                 self.buffers_sync.note()
             if replica is not None:
-                synchronise(replica, window.is_last and self.local_steps is None)
-                target = replica.forward  # nobody has a hook on the replica
+                is_synchronised = window.is_last and self.local_steps is None
+                synchronise(replica, is_synchronised)
+                way = self.straight
+                is_straight = way is not None and is_synchronised and way.expect()
+                # Nobody has a hook on the replica.
+                target = way.forward if way is not None and is_straight else replica.forward
         if target is None:
             target = self._modules["module"]
         if self._autocast is None:
@@ -232,14 +238,13 @@ class Model(nn.Module):
 
     def take(self) -> bool:
         """Whether the backward that comes now is to be done by `backward`, since DDP was not told of it."""
-        way = straight_of(self._replica)
-        is_straight = way is not None and way.take()
+        is_straight = self.straight is not None and self.straight.take()
         _set(self, "_is_straight", is_straight)
         return is_straight
 
     def backward(self, loss: torch.Tensor, gradient: torch.Tensor, retain_graph: bool) -> None:
         """`loss.backward(gradient, ...)` after `take`. Collective."""
-        way = straight_of(self._replica)
+        way = self.straight
         assert way is not None
         _set(self, "_without", way.run(loss, gradient, retain_graph, way))
 
@@ -271,9 +276,9 @@ class Model(nn.Module):
         if self._joined is not None:
             unused, self._joined = self._joined, None
             return unused, True
-        if self._is_straight and (way := straight_of(replica)) is not None:
+        if self._is_straight and self.straight is not None:
             _set(self, "_is_straight", False)
-            way.place()
+            self.straight.place()
             ids = {id(p) for p in self._without}
             return [i for i, p in enumerate(self.trainable) if id(p) in ids] if ids else [], False
         missing = unreduced(replica) if replica is not None else []
@@ -293,7 +298,7 @@ class Model(nn.Module):
     def complete_in_one_piece(self) -> Bucket | None:
         """After a synchronised backward: its gradients, which are not the parameters' yet, if they lie one after the other and this rank
         had all of them. If not, nothing has happened: `complete` does it."""
-        way = straight_of(self._replica)
+        way = self.straight
         if not self._is_straight or self._without or way is None or self._joined is not None:
             return None
         if (bucket := way.only_bucket) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class _Replica(DistributedDataParallel):
             and all(hasattr(own.get("reducer"), f"prepare_for_{way}") for way in ("forward", "backward"))
             and _is_profiled is not None
         )
-        own["_light_forward"] = _marked_lightly() if is_usual else None
+        own["_light_forward"] = _marked(_forward_lightly) if is_usual else None
         own["_straight"] = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -100,15 +101,19 @@ def _forward_lightly(self: _Replica, *inputs: Any, **kwargs: Any) -> Any:
     """What is left of DDP's forward."""
     own = vars(self)
     is_synchronised = own["require_backward_grad_sync"] and torch.is_grad_enabled()
-    is_told = is_synchronised and ((straight := own["_straight"]) is None or not straight.expect())
-    if is_told:
+    if is_synchronised:
         own["logger"].set_runtime_stats_and_log()
         own["reducer"].prepare_for_forward()
     output = own["_modules"]["module"](*inputs, **kwargs)
     own["require_forward_param_sync"] = is_synchronised
-    if is_told:
+    if is_synchronised:
         own["reducer"].prepare_for_backward([])
     return output
+
+
+def _forward_alone(self: _Replica, *inputs: Any, **kwargs: Any) -> Any:
+    """Of a forward of which DDP is not told (straight.py)."""
+    return self._modules["module"](*inputs, **kwargs)  # pyright: ignore[reportOptionalCall]
 
 
 def straight_of(replica: DistributedDataParallel | None) -> Straight | None:
@@ -117,12 +122,12 @@ def straight_of(replica: DistributedDataParallel | None) -> Straight | None:
 
 
 @functools.cache
-def _marked_lightly() -> Callable[..., Any]:
-    """`_forward_lightly`, with the record's marks if DDP's own forward has them."""
+def _marked(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, with the record's marks if DDP's own forward has them."""
     code = getattr(DistributedDataParallel.forward, "__code__", None)
     if code is None or code.co_filename != probe_training.__file__:
-        return _forward_lightly
-    return probe_training.marked_forward(_forward_lightly)
+        return forward
+    return probe_training.marked_forward(forward)
 
 
 def settle_buckets(replica: DistributedDataParallel, parameters: list[nn.Parameter]) -> None:
@@ -194,15 +199,16 @@ def average_through(replica: DistributedDataParallel, memory: MemorySum) -> None
     """
 
     own = vars(replica)
-    way: Straight | None = None
+    find: Callable[[], Straight | None] = lambda: None  # noqa: E731
     if own.get("_light_forward") is not None and straight.can_be():
-        way = own["_straight"] = Straight(memory, functools.partial(_prepare, own))
+        way = Straight(memory, replica, functools.partial(_prepare, own), _marked(_forward_alone))
+        own["_straight"], find = way, weakref.ref(way)  # what the reducer holds must not hold the reducer
 
     # Without annotations: torch compares them with its own types, and refuses strings.
     def hook(state, bucket):
         is_last = bucket.is_last()
         future = memory.add(bucket.buffer(), is_last)
-        if way is not None:
+        if (way := find()) is not None:
             if is_last:
                 way.is_told = False
             if way.is_looking:

@@ -14,6 +14,7 @@ The private names of torch that this needs are all here; where one is missing, e
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
@@ -33,7 +34,9 @@ MAX_BYTES = 4 << 20
 
 _autograd: Any = torch.autograd
 _engine: Any = getattr(getattr(_autograd, "Variable", None), "_execution_engine", None)
-_flatten: Any = getattr(torch._utils, "_flatten_dense_tensors", None)
+_is_profiled: Any = getattr(_autograd, "_profiler_enabled", None)
+_light = process.WRITER.light
+_flatten: Any = getattr(sys.modules.get("torch._utils"), "_flatten_dense_tensors", None)
 _of_tensors = torch.Tensor.backward
 _NONE = repeat(None)
 _expecting: list[Straight] = []
@@ -70,11 +73,17 @@ class Straight:
 
     Args:
         memory: Where its gradients are averaged.
+        replica: DDP's.
         prepare: Tells DDP that a backward comes.
+        forward: What DDP's forward calls, given the replica, with the record's marks.
     """
 
-    def __init__(self, memory: MemorySum, prepare: Callable[[], None]) -> None:
+    def __init__(
+        self, memory: MemorySum, replica: Any, prepare: Callable[[], None], forward: Callable[..., Any]
+    ) -> None:
         self._memory, self._prepare = memory, prepare
+        self.forward = functools.partial(forward, replica)
+        self._join = vars(replica)["_join_config"]
         self.is_wanted = False  # set once DDP's options are chosen
         self._buckets: list[Bucket] = []
         self._halves: tuple[list[Part], list[Part]] | None = (
@@ -114,7 +123,13 @@ class Straight:
 
     def expect(self) -> bool:
         """Before a forward whose backward averages: whether DDP need not be told."""
-        if self.is_told or self._halves is None or _is_looked_at():
+        if (
+            self.is_told
+            or self._halves is None
+            or (_is_marked() and not _light.is_on)  # the record wants to see what DDP does
+            or self._join.enable
+            or _is_profiled()
+        ):
             self.forget()
             self.is_told = True
             return False
@@ -129,7 +144,8 @@ class Straight:
             return False
         if _autograd.backward is not self._torchs:  # somebody has put one of his own in its place
             return False
-        self.forget()
+        self._is_expecting = False
+        _expecting.remove(self)
         return True
 
     def forget(self) -> None:
@@ -192,7 +208,7 @@ def backward_through_memory(
 
 def can_be() -> bool:
     """Whether this torch has what the straight way needs; if so, other backwards are guarded from now on."""
-    return _engine is not None and _flatten is not None and _guard()
+    return None not in (_engine, _flatten, _is_profiled) and _guard()
 
 
 @functools.cache
@@ -228,9 +244,3 @@ def _marked() -> Callable[..., list[nn.Parameter]]:
 def _is_marked() -> bool:
     code = getattr(torch.autograd.backward, "__code__", None)
     return code is not None and code.co_filename == probe_training.__file__
-
-
-def _is_looked_at() -> bool:
-    """Whether the record wants to see what DDP does in the step that goes on."""
-    light = process.WRITER.light
-    return not getattr(light, "is_on", light is not None) and _is_marked()

@@ -31,7 +31,7 @@ from allranks.run.watch_port import WatchPort
 from allranks.run.watching import Answer, Watching
 from allranks.run.wire import Link, Message, SocketLink, silence
 
-LOOP_S = 0.05
+LOOP_S, IDLE_S = 0.05, 0.2  # a signal, a message and the watcher wake it
 OWN_VIEW_S = 0.5
 """How long a cut-off node waits for its own watcher's view."""
 FAILURE_BUDGET_S = 1.5
@@ -117,12 +117,13 @@ class Agent:
             self._finish(self._end)
 
     def _wait(self, selector: selectors.BaseSelector) -> None:
-        """Sleep until something happens, at most LOOP_S."""
+        """Sleep until something happens, at most LOOP_S; IDLE_S or the next beat while ranks run."""
         sockets = [s for s in self._sockets() if s.fileno() >= 0]
         for sock in sockets:
             writing = isinstance(sock, SocketLink) and sock.is_writing
             selector.register(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0))
-        selector.select(LOOP_S)
+        is_idle = self.local is not None and self.local.stopping is None and not self._captures
+        selector.select(min(IDLE_S, self._next_beat - time.monotonic()) if is_idle else LOOP_S)
         for sock in sockets:
             selector.unregister(sock)
         with contextlib.suppress(BlockingIOError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import SubsetRandomSampler, TensorDataset
 
 from allranks.core.errors import CheckpointError, UsageError
 from allranks.data import MicroBatch, RankLoader, make_loader
@@ -239,3 +241,21 @@ def test_a_look_at_the_first_batch_when_resumed_leaves_the_position() -> None:
     assert two.state_dict() == state
     assert next(iter(two))[0].tolist() == whole[2].loaded
     assert see(two) == whole[2:]
+
+
+@pytest.mark.parametrize(("num", "sampler", "times"), [(20, False, 3), (20, True, 130), (5000, False, 5)])
+def test_epochs_when_short_and_from_a_seed_then_compared_now_and_then(
+    num: int, sampler: bool, times: int
+) -> None:
+    asked = []
+
+    def exchange(value: int) -> Any:
+        asked.append(value)
+        return lambda: [value, value]
+
+    data = TensorDataset(torch.arange(num))
+    how: dict[str, Any] = {"sampler": SubsetRandomSampler(range(num))} if sampler else {"shuffle": True}
+    loader = make_loader(data, world_size=2, global_batch_size=10, exchange=exchange, **how)
+    for _ in range(130 if num == 20 else 5):  # of 2 batches; of 500
+        assert len(list(loader)) == num // 10
+    assert len(asked) == times

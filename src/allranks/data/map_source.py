@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from allranks.data.batch import MicroBatch
-from allranks.data.order import Order, Window
+from allranks.data.order import Order, WholeOrder, Window
 from allranks.data.plan import Plan
 from allranks.data.position import Position
 from allranks.data.randomness import mix
@@ -34,6 +34,7 @@ class MapSource:
         self.order, self.plan, self.engine, self.seed = order, plan, engine, seed
         self.num_samples: int | None = order.num_samples()
         self.fingerprint: int | None = None
+        self.follows_from_seed = isinstance(order, WholeOrder)
 
     def num_batches(self) -> int | None:
         """Global batches of an epoch."""

@@ -51,6 +51,7 @@ class StreamSource:
         self.is_declared = is_declared
         self.exchange: Exchange | Literal["auto"] | None = exchange
         self.fingerprint: int | None = None
+        self.follows_from_seed = False
         self.num_samples: int | None = None  # a stream may be longer or shorter than its data set says
         self._generator = torch.Generator()
         if settings.persistent_workers:

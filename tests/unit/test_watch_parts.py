@@ -6,12 +6,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from allranks.watch import source
 from allranks.watch.evidence import Call, Evidence, Record
+from allranks.watch.reading import seen_on
 from allranks.watch.rows import Row, hash_of, row_of
 from allranks.watch.saying import SECOND_LOOK_S, Said, Standing, action_at_once, action_later, keep
 from allranks.watch.slowness import Slowness, compare
-from allranks.watch.stacks import main_stack, parse_faulthandler, parse_pyspy, parse_traceback, user_place
+from allranks.watch.stacks import (
+    main_stack,
+    parse_faulthandler,
+    parse_pyspy,
+    parse_traceback,
+    runs_model,
+    user_place,
+)
 from allranks.watch.trigger import Trigger
 from allranks.watch.verdict import Alternative, Place, Verdict, ranks_text
 
@@ -57,6 +67,24 @@ def test_pyspy_when_json_is_broken_then_no_stack() -> None:
         [{"pid": 7, "os_thread_id": 7, "frames": [{"filename": "a.py", "line": 3, "name": "f"}]}]
     )
     assert parse_pyspy(text)[0].is_main
+
+
+@pytest.mark.parametrize("before", ["", "_mark.<locals>."])
+def test_pyspy_when_names_are_qualified_then_what_a_light_step_does_is_still_found(before: str) -> None:
+    where = [
+        ("/home/ann/train.py", f"{before}block"),
+        (
+            "/opt/venv/lib/python3.11/site-packages/allranks/record/probe_training.py",
+            f"{before}marked_forward",
+        ),
+        ("/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", f"{before}_call_impl"),
+        ("/home/ann/train.py", "<module>"),
+    ]
+    frames = [{"filename": file, "line": 3, "name": name} for file, name in where]
+    stack = parse_pyspy(json.dumps([{"pid": 7, "os_thread_id": 7, "frames": frames}]))[0]
+    found = seen_on(stack, Record(phase="python"))
+    assert (found.phase, found.where) == ("forward", Place("/home/ann/train.py", 3, "block"))
+    assert runs_model(stack)
 
 
 def test_traceback_when_chained_then_the_last_is_told_with_its_cause() -> None:

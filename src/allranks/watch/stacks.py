@@ -65,7 +65,10 @@ def parse_pyspy(text: str) -> tuple[Stack, ...]:
         return ()
     stacks = []
     for thread in threads:
-        frames = tuple(Place(f["filename"], int(f["line"]), f["name"]) for f in thread.get("frames", ()))
+        frames = tuple(  # py-spy 0.4 says "Module._call_impl" and "mark.<locals>.marked", faulthandler only the last part
+            Place(f["filename"], int(f["line"]), f["name"].rpartition(".")[2])
+            for f in thread.get("frames", ())
+        )
         is_main = thread.get("os_thread_id") == thread.get("pid") or thread.get("thread_name") == "MainThread"
         stacks.append(Stack(frames, str(thread.get("thread_name") or thread.get("thread_id", "")), is_main))
     return tuple(stacks)

@@ -175,3 +175,19 @@ def test_source_with_a_backslash_then_python_does_not_warn_again() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert looked_up_in("x = '\\d'\n" + LOOP + "if k in d: pass", 3) == [("d",)]
+
+
+def test_locals_that_the_script_keeps_when_its_loop_is_looked_at_then_they_stay(noted: Noted) -> None:
+    model = Wrapper()
+
+    def train(rate: float) -> dict[str, Any]:
+        settings = locals()
+        shadow = {name: p.detach().clone() for name, p in model.module.named_parameters()}
+        for _ in range(3):
+            for name, p in model.named_parameters():
+                if name in shadow:
+                    shadow[name].lerp_(p.detach(), rate)
+        return settings
+
+    assert train(0.5)["rate"] == 0.5
+    assert len(noted) == 1

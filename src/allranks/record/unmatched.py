@@ -34,6 +34,8 @@ MAX_PLACES, MAX_CALLS, MAX_NAMES, MAX_SOURCE = 16, 4096, 4096, 5000
 AT_CALLS = (2, 4, 16, 64)
 """A line is looked at when it has been called so often; a dictionary that is filled by the first call matches in the second."""
 OPTIMIZED = 1  # CO_OPTIMIZED of a code: a function's, whose locals are copied when they are asked for
+NOT_SHARED = 3
+"""So many know the copy of a function's locals if only the frame and we do; one more is the script, which has called locals()."""
 _PREFIX = re.compile(r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 
 Chain = tuple[str, ...]
@@ -143,7 +145,7 @@ def _value(frame: FrameType, chain: Chain) -> Any:
     """What a name of the script, or an attribute of it, is; asked for without calling anything of the script's."""
     own = frame.f_locals
     found = own.get(chain[0], frame.f_globals.get(chain[0]))
-    if frame.f_code.co_flags & OPTIMIZED and type(own) is dict:
+    if frame.f_code.co_flags & OPTIMIZED and type(own) is dict and sys.getrefcount(own) <= NOT_SHARED:
         own.clear()  # a copy, which would keep all of it alive as long as the function runs (until Python 3.13)
     for name in chain[1:]:
         found = getattr(found, "__dict__", {}).get(name)

@@ -119,7 +119,9 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             try:
                 batch = draw(self)
             except StopIteration:
-                _pass_ended(self._allranks_pass)
+                one = getattr(self, "_allranks_pass", None)
+                if one is not None:  # else it has the id of one that is gone
+                    _pass_ended(one)
                 raise
             finally:
                 if not light.is_on:

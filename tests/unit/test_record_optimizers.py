@@ -159,3 +159,39 @@ def test_due_when_marks_are_light_then_replicas_are_compared_at_their_step_and_t
         step(lambda: None)
     assert record.step == 5 and not record.light.is_on
     assert compared == [3]
+
+
+@pytest.mark.parametrize("left", [at.OPTIMIZER, at.FORWARD, at.DATA, at.BACKWARD])
+def test_phase_that_the_tick_thread_left_when_an_optimizer_steps_then_it_is_over(
+    record: Writer, new_optimizer: Callable[[], Step], left: int
+) -> None:
+    record.words[at.W_PHASE] = left | 7 << 8  # of a call that came back while it was looked at
+    new_optimizer()(lambda: None)
+    assert record.words[at.W_PHASE] == at.PYTHON
+
+
+def test_backward_that_goes_on_when_an_optimizer_steps_in_it_then_it_goes_on_after_it(
+    record: Writer, new_optimizer: Callable[[], Step]
+) -> None:
+    step = new_optimizer()
+
+    def marked_backward() -> None:
+        before = record.mark(at.BACKWARD)
+        step(lambda: None)
+        assert record.words[at.W_PHASE] == at.BACKWARD
+        record.mark(before)
+
+    stands_for(at.BACKWARD, marked_backward)
+    marked_backward()
+    assert record.words[at.W_PHASE] == at.PYTHON
+
+
+def test_steps_when_counted_from_an_earlier_one_again_then_they_are_looked_at_from_there(
+    record: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "_writer", record)
+    monkeypatch.setattr(states, "noted", (1000, 0))
+    monkeypatch.setattr(states, "next_note_step", 1008)
+    record.set_step(3)
+    probe_training._step_ended(3)
+    assert states.noted[0] == 3 and states.next_note_step <= 16

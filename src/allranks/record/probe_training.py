@@ -40,6 +40,9 @@ from allranks.record.light import is_within, stands_for
 
 _writer, _lines = process.WRITER, process.LINES
 _light = _writer.light
+# What cannot go on where an optimizer steps: one whose step raised left its mark, or the tick thread ended light marks so late that the
+# call it had seen was over.
+_LEFT = (OPTIMIZER, FORWARD, at.DATA)
 
 
 def during(phase: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,7 +316,7 @@ def mark_optimizers(module: Any) -> None:
             light.optimizers[id(optimizer)] = False
             return
         outer, before = optimizer, words[W_PHASE]
-        if before == OPTIMIZER:  # an earlier step raised, and the mark was left
+        if before & 0xFF in _LEFT or (before & 0xFF == BACKWARD and not is_within(_getframe(2), BACKWARD)):
             before = PYTHON
         writer.mark(OPTIMIZER)
         if writer.is_timed:
@@ -364,7 +367,7 @@ def _step_ended(step: int) -> None:
     """Of any with whole marks; with light ones where something is due."""
     if _light.is_on:
         _writer.end_light_step()
-    if step >= states.next_note_step:
+    if step >= states.next_note_step or step < states.noted[0]:  # counted from an earlier one again
         states.note_step_end()
         averaging.look()
     _light.until = min(_writer.next_looked - 1, states.next_note_step)

@@ -23,7 +23,6 @@ world: Any = None
 QUICK_STEP_NS = 6_000_000
 NEVER = 1 << 62
 next_note_step = 0
-_noted_ns = 0
 MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)
 replicas: dict[int, Replica] = {}
 
@@ -76,19 +75,19 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
 
 is_quick = False  # and then only some steps are looked at: writer.is_looked
 wants_all = False  # something wants each step looked at
-_noted = (0, 0)  # step, ns
+noted = (0, 0)  # step, ns
 
 
 def note_step_end() -> None:
     """How many collectives were issued when a step ended; all ranks must agree on it."""
-    global next_note_step, _noted, is_quick
+    global next_note_step, noted, is_quick
     words, step, now = _writer.words, _writer.step, monotonic_ns()
     if world is not None:
         words[at.W_SEQ_STEP] = -1
         words[at.W_STEP_SEQ] = compat.sequence_number(world)
         words[at.W_SEQ_STEP] = step
-    is_quick = now - _noted[1] < QUICK_STEP_NS * max(1, step - _noted[0])
-    _noted = step, now
+    is_quick = now - noted[1] < QUICK_STEP_NS * max(1, step - noted[0])
+    noted = step, now
     _writer.may_be_light = is_quick and not wants_all
     next_note_step = (step // 16 + 1) * 16 if is_quick else step + 1
 

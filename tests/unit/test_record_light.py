@@ -291,3 +291,39 @@ def on_another_thread(look: Callable[..., Any], *args: Any) -> Any:
     thread.start()
     thread.join()
     return found[0]
+
+
+def test_many_lines_when_seen_then_the_names_of_other_things_stay(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, page = ticked(tmp_path, clock, monkeypatch)
+    name = record.string("all_reduce")
+    until_light(record, clock)
+    for number in range(500):
+        body = f"def line_{number}(look):\n    look((-1, 0))\n"
+        names: dict[str, Any] = {}
+        exec(compile(body, f"/home/user/project/part_{number}.py", "exec"), names)
+        names[f"line_{number}"](ticking._look_at_light)
+        seen = page.read()
+        assert (seen.seen_phase, seen.seen_line.partition(" ")[2]) == (Phase.PYTHON, f"line_{number}")
+    assert record.name_of(name) == "all_reduce"
+    page.close()
+
+
+def test_steps_without_clocks_then_it_is_known_of_which_step_the_last_end_is(
+    tmp_path: Path, clock: Clock
+) -> None:
+    record, page = opened(tmp_path)
+    until_light(record, clock)
+    while not record.is_looked:
+        train(record, clock, 1)
+    train(record, clock, 1)  # with clocks
+    known = record.step
+    assert record.light.is_on
+    record.next_looked = record.next_timed = known + 100
+    train(record, clock, 45)
+    found = page.read()
+    assert (found.step, found.step_ended) == (known + 45, known)
+    record.end_light(clock.ns)
+    assert page.read().step_ended == known + 45
+    page.close()

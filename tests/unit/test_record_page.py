@@ -89,8 +89,9 @@ def test_steps_when_many_then_median_is_of_the_last_32(writer: Writer) -> None:
     ends = [1_000_000 * k for k in range(69, 101)]
     for step, end in zip(range(69, 101), ends, strict=True):
         writer.words[at.STEP_ENDS + step % at.NUM_STEP_ENDS] = end
+    writer.words[at.STEP_ENDED] = 100
     record = read_page(path_of(writer))
-    assert record.step == 100
+    assert (record.step, record.step_ended) == (100, 100)
     assert record.step_ends_ns == tuple(ends)
     assert record.median_step_ns == 1_000_000
 
@@ -100,7 +101,7 @@ def test_set_step_when_library_resumes_then_counts_from_there(writer: Writer) ->
     writer.set_step(1200, 1)
     record = read_page(path_of(writer))
     assert (record.step, record.micro_step, record.epoch, record.is_library_stepped) == (1200, 1, 4, True)
-    assert len(record.step_ends_ns) == 1
+    assert (len(record.step_ends_ns), record.step_ended) == (1, 1200)
 
 
 def test_collectives_when_more_than_the_ring_then_the_last_ones(writer: Writer) -> None:

@@ -135,7 +135,12 @@ TIMES, TIMES_WORDS = 3072, 28
 T_HEAD, T_STEP, T_BUFFERS_NS, T_EXCHANGED_NS, T_EXCHANGED_OF_NS, T_HAS_LOSS, T_LOSS = range(7)
 T_PHASES, T_TAIL = 8, 27  # T_PHASES: NUM_PHASES words, the phase that goes on counted until that moment
 
+STEP_ENDED = 3100  # the step of the last end in STEP_ENDS: the ends of light steps come later
+
 # The moments of timed steps, a ring: number of the step first and last, as in the ring of collectives.
 TIMED, NUM_TIMED, TIMED_WORDS = 3104, 64, 14
 M_STEP, M_START, M_DATA_FROM, M_DATA_TO, M_FORWARD_FROM, M_FORWARD_TO, M_BUFFERS_FROM, M_BUFFERS_TO = range(8)
 M_BACKWARD_FROM, M_READY, M_BACKWARD_TO, M_OPTIMIZER_FROM, M_END, M_TAIL = range(8, 14)
+
+# Two lines that W_SEEN names in turn, as strings are named: any line may be seen, and all would fill the room for strings.
+SEEN, SEEN_WORDS = 4000, 48

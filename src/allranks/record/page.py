@@ -206,7 +206,8 @@ class _Parser:
     def string(self, number: int) -> str:
         """The string that `number` names; "" if it has been written over since."""
         word = number & 0xFFFF
-        if not at.STRINGS <= word < at.STRINGS_END or self.words[word] != number:
+        is_place = at.STRINGS <= word < at.STRINGS_END or at.SEEN <= word < at.WORDS
+        if not is_place or self.words[word] != number:
             return ""
         return self.text(word + 1, at.MAX_STRING_BYTES)
 
@@ -258,6 +259,7 @@ class _Parser:
             micro_step=w[at.W_MICRO_STEP],
             epoch=w[at.W_EPOCH],
             step_ends_ns=tuple(sorted(ns for ns in w[at.STEP_ENDS : at.STEP_ENDS + at.NUM_STEP_ENDS] if ns)),
+            step_ended=w[at.STEP_ENDED],
             issued=w[at.W_ISSUED],
             issued_at_step=w[at.W_STEP_ISSUED],
             group_seq=max(w[at.W_GROUP_SEQ], w[at.W_STEP_SEQ]),

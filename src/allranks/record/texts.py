@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Texts:
     """The texts of a page that one process writes."""
 
-    __slots__ = ("_generation", "_next_string", "_numbers", "buffer", "on_strings_full", "words")
+    __slots__ = ("_generation", "_next_string", "_num_seen", "_numbers", "buffer", "on_strings_full", "words")
 
     def __init__(self) -> None:
         self.on_strings_full: list[Callable[[], None]] = []
@@ -28,7 +28,7 @@ class Texts:
 
     def _begin_texts(self) -> None:
         self._next_string = at.STRINGS
-        self._generation = 0
+        self._generation = self._num_seen = 0
         self._forget_strings()
 
     def string(self, text: str) -> int:
@@ -60,6 +60,16 @@ class Texts:
         self._bytes(word + 1, raw)
         w[word] = number
         self._numbers[text] = number
+        return number
+
+    def seen(self, text: str) -> int:
+        """A number for `text` until the next but one is seen; the tick thread's, so it leaves the room of `string` alone."""
+        w = self.words
+        self._num_seen += 1
+        word = at.SEEN + self._num_seen % 2 * at.SEEN_WORDS
+        w[word] = 0
+        self._bytes(word + 1, text.encode("utf-8", "replace")[-at.MAX_STRING_BYTES :])
+        w[word] = number = self._num_seen << 16 | word
         return number
 
     def text(self, word: int, text: str, most: int) -> None:

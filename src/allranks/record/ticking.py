@@ -16,6 +16,7 @@ from time import monotonic_ns
 from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
 from allranks.record.light import STALE_NS, phase_on
+from allranks.record.lines import describe, user_frame
 
 EVERY_S = 0.1
 _SWEEP_EVERY = 100  # ticks
@@ -85,10 +86,13 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
         writer.end_light(now, frame)
     else:
         phase, mark = phase_on(frame)
-        if mark is None or phase == at.DATA:
-            words[at.W_SEEN] = light.data_key if mark is not None else at.PYTHON | process.LINES.of(frame)
+        if mark is None:
+            user = user_frame(frame)
+            words[at.W_SEEN] = phase | (
+                writer.seen(describe(user.f_code, user.f_lineno)) << 8 if user is not None else 0
+            )
         else:
-            words[at.W_SEEN] = phase | process.LINES.of(mark.f_back)
+            words[at.W_SEEN] = light.data_key if phase == at.DATA else phase | process.LINES.of(mark.f_back)
         words[at.LOADER + at.L_DRAWN], words[at.W_MICRO_STEP] = light.drawn, light.micro_steps
     return light.step, now
 

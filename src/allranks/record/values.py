@@ -240,6 +240,7 @@ class Record:
     micro_step: int  # forwards since the last step
     epoch: int
     step_ends_ns: tuple[int, ...]  # the last 32 at most, oldest first
+    step_ended: int  # the step that the last of them is of; where marks are light, others have ended since
     issued: int  # collectives of the user's calls
     issued_at_step: int  # the same, when the last step ended
     group_seq: int  # of the default group, DDP's collectives included; at most 0.1 s old; -1 unknown

@@ -223,7 +223,7 @@ class Writer(Ring):
             length = 2 * (now - since) // (2 * (step - known) + halves)
             for other in range(max(known + 1, step - LAST_STEP_END), step + 1):
                 w[STEP_ENDS + (other & LAST_STEP_END)] = since + (other - known) * length
-            self._known_end = step
+            self._known_end = w[at.STEP_ENDED] = step
 
     def flush(self) -> None:
         """Put the cumulative times into the page: done ten times a second, not at every mark."""
@@ -281,7 +281,7 @@ class Writer(Ring):
         """One more optimizer step has ended, at `now` if that is known, with whole marks; gives their number."""
         light, w = self.light, self.words
         light.step = step = light.step + 1
-        self._known_end = step
+        self._known_end = w[at.STEP_ENDED] = step
         w[STEP_ENDS + (step & LAST_STEP_END)] = now = now or monotonic_ns()
         self.spent_ns[w[W_PHASE] & 0xFF] += max(0, now - w[W_SINCE_NS])
         w[W_SINCE_NS] = now

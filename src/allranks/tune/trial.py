@@ -137,7 +137,7 @@ class Counted:
             self.made, self.grew_at = first.step, now
         count = len(first.step_ends_ns)
         for k, ns in enumerate(first.step_ends_ns):
-            step = first.step - (count - 1 - k)
+            step = first.step_ended - (count - 1 - k)
             if step >= WARM_UP_UPDATES:
                 self.ends.setdefault(step, ns / 1e9)
 

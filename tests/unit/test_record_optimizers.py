@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
@@ -16,6 +17,10 @@ from allranks.record.light import stands_for
 from allranks.record.writer import Writer
 
 Step = Callable[[Callable[[], Any]], None]
+
+
+class Optimizer:
+    """One that weak references know."""
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def new_optimizer(record: Writer) -> Callable[[], Step]:
     stands_for(at.OPTIMIZER, wrapper)  # as of torch's own
 
     def make() -> Step:
-        own = object()
+        own = Optimizer()
         return lambda does: wrapper(own, does)
 
     return make
@@ -195,3 +200,14 @@ def test_steps_when_counted_from_an_earlier_one_again_then_they_are_looked_at_fr
     record.set_step(3)
     probe_training._step_ended(3)
     assert states.noted[0] == 3 and states.next_note_step <= 16
+
+
+def test_optimizer_that_is_gone_when_another_has_its_id_then_that_is_not_taken_for_it(
+    record: Writer, new_optimizer: Callable[[], Step]
+) -> None:
+    step = new_optimizer()
+    step(lambda: None)
+    assert list(record.light.optimizers.values()) == [True] and record.light.optimizer
+    del step
+    gc.collect()
+    assert not record.light.optimizers and not record.light.optimizer

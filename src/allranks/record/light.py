@@ -12,6 +12,8 @@ looked at. Which ones these are has no period (`layout.preference`), since much 
 
 from __future__ import annotations
 
+from _weakref import ref
+
 from allranks.record import layout as at
 
 TYPE_CHECKING = False  # as in writer.py
@@ -51,6 +53,7 @@ class Light:
     """
 
     __slots__ = (
+        "_references",
         "data_key",
         "drawn",
         "is_hook_counted",
@@ -77,7 +80,24 @@ class Light:
         self.step = self.micro_steps = self.syncs = self.drawn = 0
         self.until = self.until_syncs = self.model = self.iterator = self.optimizer = 0
         self.optimizers: dict[int, bool] = {}
+        self._references: dict[int, object] = {}
         self.data_key = at.DATA
+
+    def know(self, optimizer: object, *, is_counted: bool) -> None:
+        """Whether the steps of an optimizer are counted; forgotten with it, since another may get its id."""
+        key = id(optimizer)
+        if key not in self.optimizers:
+            try:
+                self._references[key] = ref(optimizer, lambda _: self._forget(key))
+            except TypeError:  # one of the user's own
+                self._references.pop(key, None)
+        self.optimizers[key] = is_counted
+
+    def _forget(self, key: int) -> None:
+        self._references.pop(key, None)
+        self.optimizers.pop(key, None)
+        if self.optimizer == key:
+            self.optimizer = 0
 
 
 _codes: dict[int, tuple[CodeType, int]] = {}

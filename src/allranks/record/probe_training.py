@@ -313,7 +313,7 @@ def mark_optimizers(module: Any) -> None:
             writer.end_light(monotonic_ns(), _getframe(2))
         words = writer.words
         if outer is not None and words[W_PHASE] == OPTIMIZER and _is_inside_another():
-            light.optimizers[id(optimizer)] = False
+            light.know(optimizer, is_counted=False)
             return
         outer, before = optimizer, words[W_PHASE]
         if before & 0xFF in _LEFT or (before & 0xFF == BACKWARD and not is_within(_getframe(2), BACKWARD)):
@@ -341,7 +341,8 @@ def mark_optimizers(module: Any) -> None:
             before = PYTHON  # light marks were ended during this step
         elif outer is not optimizer:
             return
-        outer, light.optimizer, light.optimizers[id(optimizer)] = None, id(optimizer), True
+        outer, light.optimizer = None, id(optimizer)
+        light.know(optimizer, is_counted=True)
         writer.mark(before)
         step = light.step + 1
         if light.is_hook_counted:

@@ -134,6 +134,17 @@ def test_killed_rank_when_the_kernel_counts_a_kill_then_memory_is_named() -> Non
     assert code_of(waiting(), ended(signal=9), trigger="exit", nodes=(node,)) == "AR202"
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_killed_rank_when_its_line_is_only_one_that_was_seen_then_said_so(is_seen: bool) -> None:
+    rank = ended(9)
+    assert rank.record is not None
+    verdict = verdict_on(
+        waiting(), replace(rank, record=replace(rank.record, is_seen=is_seen)), trigger="ended"
+    )
+    assert verdict is not None
+    assert any("up to 0.1 s before" in fact for fact in verdict.facts) is is_seen
+
+
 def test_killed_rank_when_nothing_is_counted_then_memory_is_the_alternative() -> None:
     verdict = verdict_on(waiting(), ended(signal=9), trigger="exit")
     assert verdict is not None

@@ -40,6 +40,7 @@ def record_of(found: page.Record, now_ns: int | None = None, *, with_model: bool
         tick_s=age(found.tick_ns),
         median_step_s=found.median_step_ns / 1e9,
         where=place_of(found.seen_line if found.is_light else found.line),
+        is_seen=found.is_light,
         calls=tuple(_call(c, age) for c in found.collectives),
         issued=found.issued,
         issued_at_step=found.issued_at_step,
@@ -86,7 +87,7 @@ def seen_on(stack: Stack, record: Record) -> Record:
         ),
         "python",
     )
-    return replace(record, phase=found, where=user_place(stack.frames) or record.where)
+    return replace(record, phase=found, where=user_place(stack.frames) or record.where, is_seen=False)
 
 
 def place_of(line: str) -> Place | None:

@@ -9,6 +9,7 @@ from allranks.watch.case import Case
 from allranks.watch.verdict import Alternative, Verdict, many
 
 CODE, NAME = "AR201", "rank-killed"
+SEEN = "its steps were quick: the line is one that was seen up to 0.1 s before"
 
 _CRASHES = (
     signal.SIGSEGV,
@@ -29,6 +30,8 @@ def find(case: Case) -> Verdict | None:
     same = [r for r in case.roots if r.exit and r.exit.signal == number]
     name = signal_name(number)
     facts = [f"signal {number} ({name}) ended process {root.pid}"]
+    if root.record is not None and root.record.is_seen:
+        facts.append(SEEN)
     node = case.node_of(root)
     alternatives: tuple[Alternative, ...] = ()
     if number == signal.SIGKILL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from allranks.watch.case import Case
+from allranks.watch.causes.killed import SEEN
 from allranks.watch.verdict import Verdict, many
 
 CODE, NAME = "AR202", "rank-out-of-memory"
@@ -26,6 +27,8 @@ def find(case: Case) -> Verdict | None:
         facts.append(
             f"SIGKILL, and the kernel counts {node.oom_kills} kill(s) for memory on {node.host} since the job began"
         )
+    if root.record is not None and root.record.is_seen:
+        facts.append(SEEN)
     if node is not None and node.memory_limit_bytes:
         facts.append(f"memory limit {node.memory_limit_bytes / 1e9:.1f} GB")
     return case.verdict(

@@ -244,3 +244,43 @@ def test_step_when_gradients_lie_in_one_piece_then_the_bits_of_one_by_one(settin
                 assert torch.equal(state["momentum_buffer"], states[1][place]["momentum_buffer"])
     # Where it was not taken, gradients were placed: in the first step (no momentum yet), and after a state was loaded.
     assert taken == ([False, True, True, True, False, True] if settings else [True] * 6)
+
+
+def momentum_of(value: float) -> Callable[[SGD], None]:
+    def change(optimizer: SGD) -> None:
+        optimizer.param_groups[0]["momentum"] = value
+
+    return change
+
+
+def halve_in_place(optimizer: SGD) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"].data = state["momentum_buffer"].data * 0.5
+
+
+@pytest.mark.parametrize(
+    ("first", "changes"),
+    [
+        (0.0, {3: momentum_of(0.9)}),
+        (0.9, {3: momentum_of(0.0), 6: momentum_of(0.9)}),
+        (0.9, {3: halve_in_place}),
+    ],
+    ids=["begins", "pauses", "data"],
+)
+def test_step_in_one_piece_when_momentum_changes_in_between_then_the_bits_of_one_by_one(
+    first: float, changes: dict[int, Callable[[SGD], None]]
+) -> None:
+    pair = Pair(lambda ps: SGD(ps, lr=0.0173, momentum=first))
+    flat = torch.empty(sum(p.numel() for p in pair.quick))
+    pieces = flat.split([p.numel() for p in pair.quick])
+    whole = Bucket(flat, pair.quick, [v.view_as(p) for v, p in zip(pieces, pair.quick, strict=True)])
+    for seed in range(9):
+        give_gradients(pair.plain, seed)
+        give_gradients(pair.quick, seed)
+        flat.copy_(torch.cat([p.grad.reshape(-1) for p in pair.quick if p.grad is not None]))
+        for optimizer in (pair.theirs, pair.slot.optimizer):
+            if seed in changes:
+                changes[seed](optimizer)  # type: ignore[arg-type]
+        pair.theirs.step()
+        pair.slot.take_step(None, whole)
+        assert all(map(torch.equal, pair.plain, pair.quick)), seed

@@ -50,6 +50,7 @@ class QuickSgd:
         self._params: list[Any] = []  # of the optimizer, in its order,
         self._pieces: list[Any] = []  # and their pieces of the momentum;
         self._terms: list[Any] = []  # in the order of the gradients
+        self._last = 0  # where the last of them lies: `.data = ...` gives a piece another place
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> QuickSgd | None:
@@ -99,17 +100,18 @@ class QuickSgd:
         if len(params) != len(self._params) or not all(map(is_, params, self._params)):
             self._whole = None
             return False
-        momentum = None
+        momentum, terms = None, whole.gradients
         if group["momentum"] != 0:
             states = optimizer.state
             if len(states) != len(params) or not all(map(is_, states, params)):
                 return False
             buffers = [state.get("momentum_buffer") for state in states.values()]
-            if not all(map(is_, buffers, self._pieces)):
-                self._whole = None  # another state was loaded: it is taken over the next time
+            last = self._pieces[-1].data_ptr() if self._pieces else 0
+            if last != self._last or not last or not all(map(is_, buffers, self._pieces)):
+                self._whole = None  # another state was loaded, or momentum has begun: taken over the next time
                 return False
-            momentum = self._momentum
-        self._do([(group, whole, momentum, self._terms)], _step_whole)
+            momentum, terms = self._momentum, self._terms
+        self._do([(group, whole, momentum, terms)], _step_whole)
         return True
 
     def _take_over(self, group: dict[str, Any], whole: Bucket) -> bool:
@@ -119,7 +121,7 @@ class QuickSgd:
             whole.parameters
         ):
             return False
-        self._momentum, self._pieces, self._terms = None, [], whole.gradients
+        self._momentum, self._pieces, self._terms, self._last = None, [], [], 0
         if group["momentum"] != 0:
             olds = [state[p].get("momentum_buffer") if p in state else None for p in whole.parameters]
             known = [old.detach().reshape(-1) for old in olds if old is not None]
@@ -133,6 +135,7 @@ class QuickSgd:
                 by_id[id(p)] = state[p]["momentum_buffer"] = piece.view(p.shape)
                 self._terms.append(by_id[id(p)])
             self._pieces = [by_id[id(p)] for p in params]
+            self._last = self._pieces[-1].data_ptr()
         self._whole, self._params = whole, list(params)
         return True
 

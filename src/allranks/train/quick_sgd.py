@@ -108,7 +108,7 @@ class QuickSgd:
             buffers = [state.get("momentum_buffer") for state in states.values()]
             last = self._pieces[-1].data_ptr() if self._pieces else 0
             if last != self._last or not last or not all(map(is_, buffers, self._pieces)):
-                self._whole = None  # another state was loaded, or momentum has begun: taken over the next time
+                self._whole = None  # another state, or momentum has begun: it is taken over the next time
                 return False
             momentum, terms = self._momentum, self._terms
         self._do([(group, whole, momentum, terms)], _step_whole)

@@ -13,6 +13,9 @@ from allranks.run.watching import Answer, Watching
 
 LAST_LOOK_S = 1.2
 """How long a job that ended well waits for the watcher's last word."""
+HUNG_S = 30.0
+"""How long a hang that was told, and in which nothing moves, is left alone after a signal that asks for the end. torchrun kills after as
+long whatever moves; a rank that saves is not hurried here."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,10 @@ class Attempt:
     failed_at: float = 0.0
     _last_look: Answer | None = None
     _ended_at: float = 0.0
+    _told: tuple[str, list[int]] | None = None
+    """The newest hang that was told: its code, and the steps of all ranks then."""
+    _places: list[Any] = field(default_factory=list)
+    _still_since: float = 0.0
 
     @property
     def failed(self) -> list[RankExit]:
@@ -59,6 +66,29 @@ class Attempt:
         is_done = answer.is_there and answer.value is not False and watching.verdicts.empty()
         return is_done or now - self._ended_at > LAST_LOOK_S
 
+    def left(self) -> str:
+        """The ranks that have not ended; "" if all have."""
+        return ", ".join(str(r) for r in range(self.world_size) if r not in self.exits)
+
+    def note(self, verdict: Mapping[str, Any], nodes: Mapping[int, NodeInfo]) -> None:
+        """A verdict was told, and the job goes on."""
+        if verdict.get("since_s") is not None:
+            self._told = str(verdict["code"]), [row.step for row in _rows(nodes)]
+
+    def hung(self, nodes: Mapping[int, NodeInfo], now: float) -> str:
+        """The code of a hang that was told and in which nothing has moved for HUNG_S; "" if there is none.
+
+        Asked a few times a second from the moment on at which the job is to end.
+        """
+        rows = _rows(nodes)
+        left = [row for row in rows if row.rank not in self.exits]
+        places = [(row.rank, row.step, row.marks) for row in left]
+        is_saving = any(row.phase == "checkpoint" for row in left)
+        has_moved = self._told is None or self._told[1] != [row.step for row in rows]
+        if places != self._places or is_saving or has_moved:
+            self._places, self._still_since = places, now
+        return self._told[0] if self._told is not None and now - self._still_since >= HUNG_S else ""
+
     def listing(self, members: Members) -> list[dict[str, Any]]:
         """The nodes as every node is told of them, in the order of their ranks."""
         return [
@@ -86,12 +116,17 @@ class Attempt:
 
 def farthest_step(nodes: Mapping[int, NodeInfo]) -> int | None:
     """From the watchers' rows; None if nobody is watched or counts steps."""
-    steps: list[int] = []
+    return max((row.step for row in _rows(nodes)), default=0) or None
+
+
+def _rows(nodes: Mapping[int, NodeInfo]) -> list[Any]:
+    """What the watchers say of each rank."""
+    rows: list[Any] = []
     for node in nodes.values():
         try:
             from allranks.watch.rows import Row
 
-            steps += [Row.from_json(values).step for values in node.row.get("ranks", ())]
+            rows += [Row.from_json(values) for values in node.row.get("ranks", ())]
         except (ImportError, TypeError, ValueError):  # another version's row
             continue
-    return max(steps, default=0) or None
+    return rows

@@ -194,6 +194,7 @@ class Hub:
                     "verdict", text=verdict.text(), color_text=verdict.text(color=True), json=values
                 )
                 self.event("verdict", code=verdict.code, text=verdict.text())
+                self.attempt.note(values, self.watching.nodes)
                 continue
             told = self._story(self.attempt) if self.attempt.is_broken else Story(verdict.code, "", 1, None)
             self._tell_verdict(told, verdict, now)
@@ -268,11 +269,13 @@ class Hub:
         attempt = self._current()
         if len(attempt.exits) == attempt.world_size and attempt.is_heard_out(self.watching, now):
             self._finish(now)
-        elif self.asked_to_stop and now - self._said_at >= SAY_EVERY_S:
-            self._said_at = now
-            if left := sorted(set(range(attempt.world_size)) - set(attempt.exits)):
-                ranks = ", ".join(map(str, left[:16]))
-                self._say(f"waiting for ranks {ranks} to end; send the signal again to kill them")
+        elif self.asked_to_stop and (left := attempt.left()):
+            if code := attempt.hung(self.watching.nodes, now):
+                self._say(f"{code}: nothing has moved for {HUNG_S:.0f} s: ranks {left} are killed")
+                self._kill_all(attempt)
+            elif now - self._said_at >= SAY_EVERY_S:
+                self._said_at = now
+                self._say(f"waiting for ranks {left} to end; send the signal again to kill them")
 
     def _in_judge(self, now: float) -> None:
         """A failure is known: listen a moment for others, ask the watcher, tell the story, stop everything."""

@@ -67,8 +67,9 @@ class Attempt:
         return is_done or now - self._ended_at > LAST_LOOK_S
 
     def left(self) -> str:
-        """The ranks that have not ended; "" if all have."""
-        return ", ".join(str(r) for r in range(self.world_size) if r not in self.exits)
+        """The first ranks that have not ended; "" if all have."""
+        left = [str(rank) for rank in range(self.world_size) if rank not in self.exits]
+        return ", ".join(left[:16])
 
     def note(self, verdict: Mapping[str, Any], nodes: Mapping[int, NodeInfo]) -> None:
         """A verdict was told, and the job goes on."""
@@ -76,18 +77,22 @@ class Attempt:
             self._told = str(verdict["code"]), [row.step for row in _rows(nodes)]
 
     def hung(self, nodes: Mapping[int, NodeInfo], now: float) -> str:
-        """The code of a hang that was told and in which nothing has moved for HUNG_S; "" if there is none.
+        """The code of a hang that was told and in which nothing has moved for HUNG_S, once; "" if there is none.
 
-        Asked a few times a second from the moment on at which the job is to end.
+        To be asked a few times a second from the moment on at which the job is to end.
         """
         rows = _rows(nodes)
         left = [row for row in rows if row.rank not in self.exits]
         places = [(row.rank, row.step, row.marks) for row in left]
         is_saving = any(row.phase == "checkpoint" for row in left)
+        is_seen = bool(rows) and len(left) + len(self.exits) >= self.world_size
         has_moved = self._told is None or self._told[1] != [row.step for row in rows]
-        if places != self._places or is_saving or has_moved:
+        if places != self._places or is_saving or has_moved or not is_seen:
             self._places, self._still_since = places, now
-        return self._told[0] if self._told is not None and now - self._still_since >= HUNG_S else ""
+        if self._told is None or now - self._still_since < HUNG_S:
+            return ""
+        self._still_since = now
+        return self._told[0]
 
     def listing(self, members: Members) -> list[dict[str, Any]]:
         """The nodes as every node is told of them, in the order of their ranks."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from allranks.core.errors import StartError
 from allranks.core.job import RankExit
 from allranks.run import endings, restarts, roster, story
-from allranks.run.attempt import Attempt, farthest_step
+from allranks.run.attempt import HUNG_S, Attempt, farthest_step
 from allranks.run.endings import EXIT_MACHINE
 from allranks.run.members import Members, Node
 from allranks.run.options import Options
@@ -188,12 +188,10 @@ class Hub:
             verdict = self.watching.verdicts.get()
             if self.phase not in ("run", "judge") or self.attempt is None:
                 continue
-            values = verdict.to_json()
+            values, text = verdict.to_json(), verdict.text()
             if verdict.action == "report":
-                self.members.broadcast(
-                    "verdict", text=verdict.text(), color_text=verdict.text(color=True), json=values
-                )
-                self.event("verdict", code=verdict.code, text=verdict.text())
+                self.members.broadcast("verdict", text=text, color_text=verdict.text(color=True), json=values)
+                self.event("verdict", code=verdict.code, text=text)
                 self.attempt.note(values, self.watching.nodes)
                 continue
             told = self._story(self.attempt) if self.attempt.is_broken else Story(verdict.code, "", 1, None)
@@ -271,8 +269,8 @@ class Hub:
             self._finish(now)
         elif self.asked_to_stop and (left := attempt.left()):
             if code := attempt.hung(self.watching.nodes, now):
-                self._say(f"{code}: nothing has moved for {HUNG_S:.0f} s: ranks {left} are killed")
-                self._kill_all(attempt)
+                self._say(f"{code}: nothing has moved for {HUNG_S:.0f} s; ranks {left} are killed")
+                self.members.broadcast("signalled", number=self.asked_to_stop, kills=True)
             elif now - self._said_at >= SAY_EVERY_S:
                 self._said_at = now
                 self._say(f"waiting for ranks {left} to end; send the signal again to kill them")

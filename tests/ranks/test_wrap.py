@@ -23,12 +23,15 @@ def looks_plain(folder: str) -> None:
     with allranks.start(folder) as run:
         plain = net()
         plain.note = "mine"
+        plain.backward = plain.take = lambda: "its own"  # who trains by hand has such methods
         model = run.model(plain)
         names = [n for n, _ in plain.named_parameters()]
         assert [n for n, _ in model.named_parameters()] == names
         assert list(model.state_dict()) == list(plain.state_dict())
         assert [n for n, _ in model.named_modules()] == [n for n, _ in plain.named_modules()]
         assert run.module(model) is plain and model.module is plain and model.note == "mine"
+        assert model.backward() == model.take() == "its own"
+        del plain.backward, plain.take
         model.load_state_dict(net(1).state_dict())
         assert torch.equal(plain[0].weight, net(1)[0].weight)
         twin = copy.deepcopy(model)  # C55: a process group cannot be copied; a target network must be plain

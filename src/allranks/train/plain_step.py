@@ -42,11 +42,13 @@ def step_plainly(
     ):
         return None
     model = models[0]
-    if stepper.some_unused.get(model.name) is not False or model.buffers_sync.changing or not model.take():
+    if stepper.some_unused.get(model.name) is not False or model.buffers_sync.changing:
+        return None
+    if not model.goes_straight():
         return None
     stepper.stepped = True
     factor = batch.num_samples * stepper.world_size / batch.global_samples
-    model.backward(loss, stepper.gradient_of(factor, loss), retain_graph)
+    model.backward_straight(loss, stepper.gradient_of(factor, loss), retain_graph)
     whole = model.complete_in_one_piece()
     if whole is None:
         return stepper.finish(slot, None, None, None)

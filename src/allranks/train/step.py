@@ -245,7 +245,7 @@ class Stepper:
             loss = self.precision.scaler.scale(loss)
         model = self._taken(loss) if closes else None
         if model is not None:
-            model.backward(loss, self.gradient_of(factor, loss), retain_graph)
+            model.backward_straight(loss, self.gradient_of(factor, loss), retain_graph)
             return
         gradient = None if factor == 1.0 else self.gradient_of(factor, loss)
         # With several optimizers a loss reaches into models it does not train (a generator's goes through the discriminator):
@@ -260,7 +260,7 @@ class Stepper:
         if len(self.models) != 1 or len(self.slots) != 1 or has_torch_function_unary(loss):
             return None
         model = next(iter(self.models.values()))
-        return model if model.take() else None
+        return model if model.goes_straight() else None
 
     def gradient_of(self, factor: float, loss: torch.Tensor) -> torch.Tensor:
         key = (factor, loss.dtype)

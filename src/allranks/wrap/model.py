@@ -84,7 +84,7 @@ class Model(nn.Module):
         self.pending = False  # a forward prepared DDP for a backward that has not come yet
         self._is_noted = False
         self.is_reduced = False  # the backward of this update averaged the gradients already
-        self._is_straight = False  # the backward of this update is done by `backward`
+        self._is_straight = False  # the backward of this update is done by `backward_straight`
         self._without: list[nn.Parameter] = []  # what it has averaged without a gradient of this rank
         self.name = name
         self._joined: list[int] | None = (
@@ -111,6 +111,8 @@ class Model(nn.Module):
         device, name, find_unused, static_graph, bucket_cap_mb = self._settings
         if self.local_steps is not None:
             self.local_steps.synchronize()  # DDP gives rank 0's weights to all
+        if self.straight is not None:
+            self.straight.forget()  # a forward without a backward: the DDP it was for is told of none any more
         named = list(plain(self.module).named_parameters())
         self._frozen = [p for _, p in named if not p.requires_grad]
         self.trainable = [p for _, p in named if p.requires_grad]
@@ -236,14 +238,14 @@ class Model(nn.Module):
             return target(*args, **kwargs)
         return self._autocast(target, args, kwargs)
 
-    def take(self) -> bool:
-        """Whether the backward that comes now is to be done by `backward`, since DDP was not told of it."""
+    def goes_straight(self) -> bool:
+        """Whether the backward that comes now is to be done by `backward_straight`, since DDP was not told of it."""
         is_straight = self.straight is not None and self.straight.take()
         _set(self, "_is_straight", is_straight)
         return is_straight
 
-    def backward(self, loss: torch.Tensor, gradient: torch.Tensor, retain_graph: bool) -> None:
-        """`loss.backward(gradient, ...)` after `take`. Collective."""
+    def backward_straight(self, loss: torch.Tensor, gradient: torch.Tensor, retain_graph: bool) -> None:
+        """`loss.backward(gradient, ...)` after `goes_straight`; a module may have a `backward` of its own. Collective."""
         way = self.straight
         assert way is not None
         _set(self, "_without", way.run(loss, gradient, retain_graph, way))

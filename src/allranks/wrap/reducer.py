@@ -117,8 +117,9 @@ def _forward_alone(self: _Replica, *inputs: Any, **kwargs: Any) -> Any:
 
 
 def straight_of(replica: DistributedDataParallel | None) -> Straight | None:
-    """The way around the reducer, where there is one."""
-    return vars(replica).get("_straight") if replica is not None else None
+    """The way around the reducer, where there is one; asked for once. It holds the replica, which must not hold it: a replica that is
+    replaced is to be gone at once, since its reducer hears of all backwards."""
+    return vars(replica).pop("_straight", None) if replica is not None else None
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
@@ -39,7 +40,7 @@ _light = process.WRITER.light
 _flatten: Any = getattr(sys.modules.get("torch._utils"), "_flatten_dense_tensors", None)
 _of_tensors = torch.Tensor.backward
 _NONE = repeat(None)
-_expecting: list[Straight] = []
+_expecting: list[weakref.ref[Any]] = []
 """Those whose forward has been, and whose backward DDP knows nothing of yet."""
 
 
@@ -90,7 +91,7 @@ class Straight:
             None  # what is written, in each half of the memory
         )
         self._coming: list[Bucket] = []
-        self._is_expecting = False
+        self._is_expecting, self._ref = False, weakref.ref(self, _drop)
         self.is_told = False  # DDP expects a backward
         self.run = _marked()
         self._torchs = _autograd.backward
@@ -135,7 +136,7 @@ class Straight:
             return False
         if not self._is_expecting:
             self._is_expecting = True
-            _expecting.append(self)
+            _expecting.append(self._ref)
         return True
 
     def take(self) -> bool:
@@ -145,14 +146,14 @@ class Straight:
         if _autograd.backward is not self._torchs:  # somebody has put one of his own in its place
             return False
         self._is_expecting = False
-        _expecting.remove(self)
+        _expecting.remove(self._ref)
         return True
 
     def forget(self) -> None:
         """The backward will not be a straight one."""
         if self._is_expecting:
             self._is_expecting = False
-            _expecting.remove(self)
+            _expecting.remove(self._ref)
 
     def give_to_ddp(self) -> None:
         """Somebody else does the backward: DDP is told now, as it would have been after the forward."""
@@ -198,6 +199,12 @@ class Straight:
         return self._buckets[0] if len(self._buckets) == 1 else None
 
 
+def _drop(ref: weakref.ref[Any]) -> None:
+    """A model is gone whose backward never came."""
+    if ref in _expecting:
+        _expecting.remove(ref)
+
+
 def backward_through_memory(
     loss: torch.Tensor, gradient: torch.Tensor, retain_graph: bool, straight: Straight
 ) -> list[nn.Parameter]:
@@ -222,8 +229,9 @@ def _guard() -> bool:
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if _expecting and kwargs.get("accumulate_grad") is not False:
-            for straight in list(_expecting):
-                straight.give_to_ddp()
+            for straight in [ref() for ref in _expecting]:
+                if straight is not None:
+                    straight.give_to_ddp()
         return run(*args, **kwargs)
 
     _autograd._engine_run_backward = guarded

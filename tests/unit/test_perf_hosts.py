@@ -166,6 +166,37 @@ def test_link_of_one_host_that_loses_or_holds_back_then_that_host_is_named(
         assert f"the link of {host} is the slow one" in said["AR815"].title
 
 
+def held(*pairs: tuple[int, int]) -> Any:
+    """A ring of three hosts: who holds back what it sends to whom."""
+
+    def looks(node: int, t: float) -> dict[str, Any]:
+        there = {f"10.0.0.{to}": 150_000 for one, to in pairs if one == node and int(2 * t) % 3}
+        there[f"10.0.0.{(node + 1) % 3}"] = there.get(f"10.0.0.{(node + 1) % 3}", 48)
+        counts = {"sent": int(5000 + 1000 * t), "queued": sum(there.values())}
+        return {**counts, "held": there, "addresses": [f"10.0.0.{node}"]}
+
+    return looks
+
+
+@pytest.mark.parametrize(
+    "pairs, host",
+    [
+        (((1, 2), (0, 1)), "node1"),  # both ways: who sends to it waits as long as it does
+        (((1, 0), (1, 2)), "node1"),
+        (((0, 1), (2, 1)), "node1"),
+        (((0, 1), (1, 2), (2, 0)), ""),  # all links are full
+        ((), ""),
+    ],
+)
+def test_connections_that_hold_back_then_the_host_that_all_of_them_have_in_common_is_named(
+    tmp_path: Path, pairs: tuple[tuple[int, int], ...], host: str
+) -> None:
+    said = found(tmp_path, [Doing(), Doing(), Doing()], nodes=3, exchange_ms=25.0, looks=held(*pairs))
+    assert ("AR815" in said) == bool(host)
+    if host:
+        assert f"the link of {host} is the slow one" in said["AR815"].title
+
+
 def test_lost_segments_that_cost_nothing_then_nothing_is_said(tmp_path: Path) -> None:
     assert not found(tmp_path, [Doing(), Doing()], nodes=2, looks=links((0.0, 0.05), (0, 0)))
 

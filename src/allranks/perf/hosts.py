@@ -27,6 +27,8 @@ MIN_SENT = 2000
 MANY_RESENT = 0.01
 """A sound network sends fewer than one segment in a thousand again."""
 OFTEN = 0.5
+MIN_HELD, OF_MOST = 16_384, 0.2
+"""Bytes that a connection holds back on average, and as a share of what the one with the most does: less is what is on its way."""
 LOOKS = 5
 SLOWED = 0.2
 """Share of the looks in which a GPU must be held back."""
@@ -77,6 +79,8 @@ def slow_link(history: History, since: float, until: float) -> SlowLink | None:
     losing = sorted(known, key=lambda link: link.resent)
     if losing[-1].resent >= max(MANY_RESENT, 3 * losing[-2].resent):
         return losing[-1]
+    if (common := _common_end(history, since, until)) is not None:
+        return next(link for link in known if link.node == common)
     full = sorted(known, key=lambda link: link.held_back * link.queued)
     if (
         full[-1].held_back >= OFTEN
@@ -84,6 +88,28 @@ def slow_link(history: History, since: float, until: float) -> SlowLink | None:
     ):
         return full[-1]
     return None
+
+
+def _common_end(history: History, since: float, until: float) -> int | None:
+    """The one host that is an end of all connections between hosts which hold much back; None if there are not two such.
+
+    A host that sends to the slow one holds back, too, for what is not acknowledged counts.
+    """
+    looks = {node.node: [look for look in _within(node, since, until) if look.sent] for node in history.nodes}
+    owner = {a: number for number, found in looks.items() for look in found for a in look.addresses}
+    held: dict[tuple[int, int], float] = {}
+    for number, found in looks.items():
+        for look in found:
+            for peer, size in look.held.items():
+                if peer in owner and owner[peer] != number:
+                    pair = number, owner[peer]
+                    held[pair] = held.get(pair, 0.0) + size / len(found)
+    most = max(held.values(), default=0.0)
+    heavy = [set(pair) for pair, size in held.items() if size >= max(MIN_HELD, most * OF_MOST)]
+    if len(heavy) < 2:
+        return None
+    common = set.intersection(*heavy)
+    return common.pop() if len(common) == 1 else None
 
 
 def _link(node: Node, since: float, until: float) -> SlowLink | None:

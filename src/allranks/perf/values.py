@@ -78,6 +78,8 @@ class HostSample:
     sent: int = 0  # TCP segments
     resent: int = 0  # TCP segments that were sent once more
     queued: int = 0  # bytes that the ranks' connections to other hosts hold back
+    held: dict[str, int] = field(default_factory=dict)  # of that, by the address of the other host
+    addresses: list[str] = field(default_factory=list)  # of this host, on its side of them
     gpus: dict[int, GpuState] = field(default_factory=dict)  # by rank
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from allranks.watch import proc
 from allranks.watch.gpu_use import Gpus
+from allranks.watch.observed import Socket
 
 _TICK_S = 1.0 / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
-QUEUES_EVERY_S = 5.0
-"""Connections of a rank are found among all its descriptors: 5 ms and more."""
+QUEUES_SHARE = 0.01
+"""Of the time that may go into reading sockets: connections of a rank are found among all its descriptors, 5 ms and more."""
 _IDLE = (3, 4)  # idle and iowait, of the first line of /proc/stat
 _GUEST = 8  # guest times are in user's already
 
@@ -27,7 +28,8 @@ class HostUse:
         self._has_other_nodes, self._gpus = has_other_nodes, gpus or Gpus()
         self._used: dict[int, float] = {}
         self._most = 0.0
-        self._queued, self._next_queues = 0, 0.0
+        self._queues: dict[str, Any] = {}
+        self._next_queues = 0.0
 
     def look(self, ranks: dict[int, int], workers: Iterable[int]) -> dict[str, Any]:
         """What there is to say now; what cannot be read is left out.
@@ -46,9 +48,9 @@ class HostUse:
         if self._has_other_nodes and pid:
             found |= _segments(pid)
             if (now := time.monotonic()) >= self._next_queues:
-                self._next_queues = now + QUEUES_EVERY_S
-                self._queued = sum(s.tx_queue for p in ranks.values() for s in proc.sockets(p))
-            found["queued"] = self._queued
+                self._queues = _queues([s for p in ranks.values() for s in proc.sockets(p)])
+                self._next_queues = now + (time.monotonic() - now) / QUEUES_SHARE
+            found |= self._queues
         if gpus := self._gpus.look(ranks):
             found["gpus"] = gpus
         return found
@@ -67,6 +69,21 @@ class HostUse:
         own = os.times()
         self._most = max(self._most, sum(self._used.values()) + alive + own.user + own.system)
         return self._most
+
+
+def _queues(sockets: list[Socket]) -> dict[str, Any]:
+    """What the connections hold back, in all and by the address of the other host."""
+    held: dict[str, int] = {}
+    for socket in sockets:
+        if socket.tx_queue:
+            peer = _host_of(socket.peer)
+            held[peer] = held.get(peer, 0) + socket.tx_queue
+    addresses = sorted({_host_of(s.own) for s in sockets})
+    return {"queued": sum(held.values()), "held": held, "addresses": addresses}
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def busy_of_host(text: str | None = None) -> float | None:

@@ -68,6 +68,7 @@ class Socket:
     peer: str
     tx_queue: int = 0
     retransmits: int = 0
+    own: str = ""  # the address on this side
 
 
 @dataclass(frozen=True, slots=True)

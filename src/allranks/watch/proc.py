@@ -240,7 +240,8 @@ def sockets(pid: int) -> tuple[Socket, ...]:
                 continue
             peer = _address(fields[2], is_v6)
             if not peer.startswith(("127.", "[::1]", "::1")):
-                found.append(Socket(peer, int(fields[4].split(":")[0], 16), int(fields[6], 16)))
+                queue, own_address = int(fields[4].split(":")[0], 16), _address(fields[1], is_v6)
+                found.append(Socket(peer, queue, int(fields[6], 16), own_address))
     return tuple(found)
 
 

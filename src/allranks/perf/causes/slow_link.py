@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.perf.hosts import MANY_RESENT, slow_link
+from allranks.perf.hosts import MANY_RESENT, OFTEN, slow_link
 from allranks.perf.values import ms
 from allranks.perf.view import Cause, View
 
@@ -23,6 +23,8 @@ def find(view: View) -> Cause | None:
         return None
     if link.resent >= MANY_RESENT:
         shown = f"sends {link.resent:.1%} of its segments once more: they get lost"
+    elif link.held_back < OFTEN:
+        shown = "is an end of all connections that hold data back"
     else:
         shown = f"holds {link.queued / 1e3:.0f} kB back in {link.held_back:.0%} of the looks: it sends as fast as it can"
     ranks = tuple(r.rank for r in view.history.ranks if r.node == link.node)

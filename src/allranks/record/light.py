@@ -1,7 +1,7 @@
 """What is left of the marks in a quick step, and where did its time go?
 
 Between torch's own calls a mark with two clocks and its looks costs some 8 us, and a step has five of them: 1 % of a step is gone
-where steps take a millisecond or two. So of quick steps only one in 20 ms has whole marks (`Writer.is_looked`); those of the others are
+where steps take a millisecond or two. So of quick steps only one in 50 ms has whole marks (`Writer.is_looked`); those of the others are
 light (`Light`): they count steps, forwards and batches, and store nothing else. What such a process does is on its stack, where the marks
 themselves stand (`stands_for`): whatever lasts (a checkpoint, a collective of the script's own, an evaluation) ends the light marks of
 its step and is counted exactly, and so does the tick thread where a step does not come to its end between two of its ticks.

@@ -81,6 +81,15 @@ def until_light(record: Writer, clock: Clock) -> None:
         train(record, clock, 1)
 
 
+def until_light_again(record: Writer, clock: Clock) -> None:
+    """And one with clocks, so that its end is known; the next one has light marks."""
+    until_light(record, clock)
+    while not record.is_looked:
+        train(record, clock, 1)
+    train(record, clock, 1)
+    assert record.light.is_on
+
+
 def times_of(record: Writer, page: PageReader) -> dict[Phase, int]:
     record.flush()
     found = page.read().times
@@ -199,12 +208,8 @@ def test_ends_of_steps_without_clocks_when_a_clock_comes_then_they_lie_evenly_be
     tmp_path: Path, clock: Clock
 ) -> None:
     record, page = opened(tmp_path)
-    until_light(record, clock)
-    while not record.is_looked:
-        train(record, clock, 1)
-    train(record, clock, 1)
+    until_light_again(record, clock)
     first, began = record.step, clock.ns
-    assert record.light.is_on
     record.next_looked = record.next_timed = first + 9
     train(record, clock, 8, {at.FORWARD: 3.0})
     ends = page.read().step_ends_ns
@@ -314,12 +319,8 @@ def test_steps_without_clocks_then_it_is_known_of_which_step_the_last_end_is(
     tmp_path: Path, clock: Clock
 ) -> None:
     record, page = opened(tmp_path)
-    until_light(record, clock)
-    while not record.is_looked:
-        train(record, clock, 1)
-    train(record, clock, 1)  # with clocks
+    until_light_again(record, clock)
     known = record.step
-    assert record.light.is_on
     record.next_looked = record.next_timed = known + 100
     train(record, clock, 45)
     found = page.read()

@@ -97,16 +97,21 @@ def _backward(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     begin = _writer.words[W_SINCE_NS]
     if losses.is_due():
         losses.look(args, line)
-    try:
-        result = backward(*args, **kwargs)
-    except BaseException as error:
-        states.communication_failed(error, "backward")
-        raise
-    finally:
-        _writer.mark(before)
+    result = _until_done("backward", before, backward, *args, **kwargs)
     if states.pending is not None or _writer.is_timed:
         _after_backward(begin, _writer.words[W_SINCE_NS])
     return result
+
+
+def _until_done(what: str, before: int, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """A call whose mark is set; then what was before is marked again."""
+    try:
+        return call(*args, **kwargs)
+    except BaseException as error:
+        states.communication_failed(error, what)
+        raise
+    finally:
+        _writer.mark(before)
 
 
 def _after_backward(begin: int, end: int) -> None:
@@ -240,13 +245,7 @@ def _forward(forward: Callable[..., Any], ddp: Any, inputs: tuple[Any, ...], kwa
         _writer.end_light(monotonic_ns(), _getframe(2))
     before = _writer.mark(FORWARD | _lines.here())
     begin = _writer.words[W_SINCE_NS]
-    try:
-        result = forward(ddp, *inputs, **kwargs)
-    except BaseException as error:
-        states.communication_failed(error, "forward")
-        raise
-    finally:
-        _writer.mark(before)
+    result = _until_done("forward", before, forward, ddp, *inputs, **kwargs)
     end = _writer.words[W_SINCE_NS]
     if not sys.modules["torch"].is_grad_enabled():  # evaluation, whatever the script calls it
         _writer.moved_ns[FORWARD] -= end - begin

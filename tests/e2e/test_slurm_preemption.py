@@ -105,7 +105,7 @@ def test_job_when_slurm_warns_it_then_it_saves_is_queued_again_and_goes_on(
     said = (tmp_path / "out.txt").read_text()
     stops_after = float(said.split("stops after ")[1].split()[0])
     assert 60 < stops_after < 91, "of two minutes, 30 s before the end"
-    assert "stopped after update" in said and "Slurm was asked to queue job" in said, said
+    assert "stopped after update" in said and "Slurm is asked to queue job" in said, said
     assert [row["step"] for row in events(tmp_path, "resume")] == [saved], said
     assert "SIGUSR1" in str(events(tmp_path, "stop")[0]["reason"])
     for rank in range(2):

@@ -265,14 +265,13 @@ class _Launch:
         if not job:
             self.say("--requeue has no effect outside Slurm")
         elif self.hub is not None:
-            said = subprocess.run(
+            # Said first: Slurm may end this job before scontrol has come back.
+            self.say(f"Slurm is asked to queue job {job} again")
+            asked = subprocess.run(
                 ["scontrol", "requeue", job], capture_output=True, text=True, timeout=30, check=False
             )
-            self.say(
-                f"Slurm was asked to queue job {job} again"
-                if said.returncode == 0
-                else f"scontrol: {said.stderr.strip()}"
-            )
+            if asked.returncode != 0:
+                self.say(f"scontrol: {asked.stderr.strip()}")
 
 
 def _flush(links: Sequence[Link], limit_s: float = 1.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading as threading_module
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -219,3 +220,30 @@ def test_threads_when_the_launcher_bound_each_rank_then_its_own_cores_are_not_di
     note = share_threads(place("Slurm", 2), None, [FIRST4, frozenset(range(4, 8))])
     assert note == "4 intra-op threads: 4 usable cores that this rank shares with 0 of 1 other local ranks"
     assert torch.get_num_threads() == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has this policy")
+def test_thread_when_it_stands_back_then_it_alone_does() -> None:
+    found: list[int] = []
+
+    def looks_on() -> None:
+        cores.stand_back()
+        found.append(os.sched_getscheduler(0))
+
+    thread = threading_module.Thread(target=looks_on)
+    thread.start()
+    thread.join()
+    assert found == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_thread_when_the_system_forbids_to_stand_back_then_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(cores.os, "sched_setscheduler", refuse, raising=False)
+    cores.stand_back()
+    monkeypatch.delattr(cores.os, "sched_setscheduler")
+    cores.stand_back()

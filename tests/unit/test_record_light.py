@@ -161,6 +161,15 @@ def test_collective_in_each_step_then_what_comes_after_it_is_given_no_time_of_wh
     page.close()
 
 
+def test_light_marks_when_they_lasted_before_they_were_ended_then_the_next_step_has_them_again() -> None:
+    shares = Shares()
+    assert shares.may_be_light(10)
+    assert shares.may_be_light(42)  # the end of a pass had ended them
+    assert shares.may_be_light(74)
+    found = [shares.may_be_light(step) for step in range(75, 90)]  # and now each step does
+    assert found == [False, True, False, False, False, True, *[False] * 7, True, False]
+
+
 def test_steps_when_they_are_counted_from_the_beginning_again_then_they_are_looked_at() -> None:
     record = Writer()
     record.mark(at.PYTHON)

@@ -130,6 +130,9 @@ def test_members_when_a_beat_tells_of_the_attempt_before_then_its_row_is_left_ou
 class Broken(NoWatch):
     """Fails at every tick."""
 
+    def is_quiet(self, nodes: Any) -> bool:
+        return False
+
     def tick(self, nodes: Any) -> Any:
         raise KeyError("bug")
 

@@ -175,6 +175,23 @@ def test_node_when_its_answer_is_to_an_earlier_question_then_it_is_not_taken_for
     watcher.close()
 
 
+def test_watcher_when_something_is_under_way_then_not_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {n: NodeInfo(n, f"gpu-{n}", (n,)) for n in range(2)}
+    job = Job("j", tmp_path, tmp_path, "gpu-0", 0, True, 2, 0, (), tuple(nodes.values()))
+    watcher = Watcher()
+    assert not watcher.is_quiet(nodes)
+    watcher.start(job, Talk())
+    monkeypatch.setattr(watcher._poll, "is_quiet", lambda: True)
+    assert watcher.is_quiet(nodes)
+    assert not watcher.is_quiet({**nodes, 1: replace(nodes[1], is_lost=True)})
+    watcher.last_look()  # the other node is asked
+    assert not watcher.is_quiet(nodes)
+    watcher.close()
+    assert not watcher.is_quiet(nodes)
+
+
 def test_samples_when_no_line_is_found_then_tries_are_counted_all_the_same() -> None:
     samples, slow = Samples(), (1, "data")
     assert [samples.is_due(slow, 0.1 * k) for k in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]

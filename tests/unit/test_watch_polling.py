@@ -94,3 +94,78 @@ def test_rank_when_the_agent_sees_it_end_then_its_row_says_so_at_once(
     row = poll.rows()[0]
     assert row.is_over and row.has_ended_well
     poll.close()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The poll's time, in seconds."""
+    clock = [1000.0]
+    monkeypatch.setattr(polling.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_poll_when_all_ranks_move_then_quiet_until_it_is_time_for_a_look(
+    tmp_path: Path, now: list[float]
+) -> None:
+    poll, writer = poll_of(tmp_path)
+    assert not poll.is_quiet()  # nobody was looked at
+    poll.rows()
+    for step in range(1, 5):
+        writer.set_step(step)
+        assert poll.is_quiet(), step
+        now[0] += 0.1
+    writer.set_step(5)
+    now[0] += 0.1
+    assert not poll.is_quiet()
+    poll.rows()
+    assert poll.is_quiet()
+    poll.close()
+
+
+def test_poll_when_a_rank_stands_then_quiet_for_a_moment_only(tmp_path: Path, now: list[float]) -> None:
+    poll, writer = poll_of(tmp_path)
+    poll.rows()
+    writer.set_step(1)
+    assert poll.is_quiet()
+    now[0] += 0.2
+    assert poll.is_quiet()
+    now[0] += 0.1
+    assert not poll.is_quiet()
+    writer.set_step(2)
+    assert poll.is_quiet()
+    poll.close()
+
+
+@pytest.mark.parametrize("letter", ["T", "t", "Z", ""])
+def test_poll_when_a_rank_that_stands_is_not_at_work_then_not_quiet(
+    tmp_path: Path, letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, writer = poll_of(tmp_path)
+    poll.rows()
+    writer.set_step(1)
+    assert poll.is_quiet() and poll.is_quiet()
+    monkeypatch.setattr(polling.proc, "state", lambda _: letter)
+    assert not poll.is_quiet()
+    poll.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda poll, writer: writer.exited(page.ExitKind.EXCEPTION, 1),
+        lambda poll, writer: poll.ended(0, is_well=True),
+        lambda poll, writer: poll.forget_times(),
+    ],
+    ids=["an exception", "its end", "a look is asked for"],
+)
+def test_poll_when_there_is_something_to_see_then_not_quiet(
+    tmp_path: Path, change: Callable[[Poll, Writer], object]
+) -> None:
+    poll, writer = poll_of(tmp_path)
+    poll.rows()
+    writer.set_step(1)
+    assert poll.is_quiet()
+    change(poll, writer)
+    writer.set_step(2)
+    assert not poll.is_quiet()
+    poll.close()

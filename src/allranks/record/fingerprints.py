@@ -29,7 +29,7 @@ from typing import Any
 from allranks.record import compat, process, states, watched
 from allranks.record import layout as at
 
-SHARE = 0.002
+SHARE = 0.001
 """Of the time of the steps that the checks may take."""
 APART_NS = 100_000_000
 """Checks are so far apart, so that a reader who comes twice a second finds the same ones in all records."""

@@ -39,12 +39,9 @@ def preference(step: int) -> int:
     return 32 - (step * 2654435761 & 0xFFFFFFFF).bit_length()
 
 
-# So often is a step timed: asking torch when the last gradient came takes 30 us where its code is not in the cache.
+# So often is a step timed (asking torch when the last gradient came takes 30 us where its code is not in the cache), and one of quick steps
+# looked at, which takes 0.2 ms there.
 TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 6
-
-
-# Of quick steps one in so much time is looked at: a look takes 0.2 ms there.
-LOOKED_EVERY_NS = 50_000_000
 
 
 def least_preference(length_ns: int, every_ns: int) -> int:

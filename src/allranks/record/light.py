@@ -1,7 +1,7 @@
 """What is left of the marks in a quick step, and where did its time go?
 
 Between torch's own calls a mark with two clocks and its looks costs some 8 us, and a step has five of them: 1 % of a step is gone
-where steps take a millisecond or two. So of quick steps only one in 50 ms has whole marks (`Writer.is_looked`); those of the others are
+where steps take a millisecond or two. So of quick steps only one in 100 ms has whole marks (`Writer.is_looked`); those of the others are
 light (`Light`): they count steps, forwards and batches, and store nothing else. What such a process does is on its stack, where the marks
 themselves stand (`stands_for`): whatever lasts (a checkpoint, a collective of the script's own, an evaluation) ends the light marks of
 its step and is counted exactly, and so does the tick thread where a step does not come to its end between two of its ticks.
@@ -25,11 +25,13 @@ STALE_NS = 400_000_000
 """No longer is it since the last clock, however many steps there are until one is looked at."""
 FIRST, END = at.PYTHON, at.OPTIMIZER + 1
 """What a step is made of: the phases that have light marks."""
-FORGET_NS = 50_000_000
+FORGET_NS = 25_000_000
 """After so much time looked at, what was before counts half."""
 _UNUSUAL = 8
 MOST_WHOLE = 63
 """So many steps at the most have whole marks after one whose light marks were ended."""
+_SOON = 8
+"""Light marks that last so many steps were not ended by what each step does: the end of a pass, perhaps."""
 
 
 class Light:
@@ -133,27 +135,29 @@ class Shares:
     """How the time of steps without clocks is shared out; of one writer."""
 
     __slots__ = (
-        "_before", "_is_light", "_left", "_looked", "_mean_ns", "_shared_ns", "_whole", "guessed_ns",
+        "_before", "_began", "_is_light", "_left", "_looked", "_mean_ns", "_shared_ns", "_whole", "guessed_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.guessed_ns = [0] * at.NUM_PHASES
         self._looked = [0] * (END - FIRST)
         self._before: list[int] = []
-        self._mean_ns = self._shared_ns = self._whole = self._left = 0
+        self._mean_ns = self._shared_ns = self._whole = self._left = self._began = 0
         self._is_light = False
 
-    def may_be_light(self) -> bool:
-        """Whether the step that begins may have light marks.
+    def may_be_light(self, step: int) -> bool:
+        """Whether the step after `step` may have light marks.
 
         Whole steps are shared out. Where something (a collective between backward and optimizer, say) ends the light marks of each,
         what was before would be shared out among what comes after, too: so they are tried less and less often.
         """
         if self._is_light:  # and something ended them
-            self._whole = self._left = min(2 * self._whole + 1, MOST_WHOLE)
+            self._whole = 0 if step - self._began > _SOON else min(2 * self._whole + 1, MOST_WHOLE)
+            self._left = self._whole
         elif self._left:
             self._left -= 1
         self._is_light = not self._left
+        self._began = step
         return self._is_light
 
     def begins(self, spent_ns: list[int], *, was_light: bool = False) -> None:

@@ -135,7 +135,7 @@ class Writer(Ring):
         self.next_timed, self.is_timed = 1, True
         # Whether the step that goes on is looked at; if not, its marks may be light.
         self.next_looked, self.is_looked, self.may_be_light = 1, True, False
-        self._looked_least = self._known_end = 0
+        self._known_end = 0
         self._shares = Shares()
         self._timed = self._timed_step = self._timed_ns = 0
         # mark(phase | line << 8), for the owner: what the process does now; gives what it did before, to be given back.
@@ -291,7 +291,7 @@ class Writer(Ring):
             self._shares.ended(self.spent_ns)
             self.next_looked = step + 1
             if self.may_be_light:
-                self.next_looked = min(self.next_timed, at.next_preferred(step, self._looked_least))
+                self.next_looked = self.next_timed
         self._choose_marks(step)
         light.micro_steps = w[W_MICRO_STEP] = 0
         w[W_STEP_ISSUED] = self.issued
@@ -321,7 +321,7 @@ class Writer(Ring):
             w[W_PHASE] & 0xFF == at.PYTHON
             and self._before_evaluation is None
             and get_ident() == self.owner
-            and self._shares.may_be_light()
+            and self._shares.may_be_light(step)
         ):
             w[at.W_LIGHT] = 1
             self.light.is_on = True
@@ -352,7 +352,6 @@ class Writer(Ring):
         )
         self._timed_step, self._timed_ns = step, now
         self.next_timed = at.next_timed(step, length)
-        self._looked_least = at.least_preference(length, at.LOOKED_EVERY_NS)
 
     def collective(self, op: str, *, line: int = 0) -> _Inside:
         """A context: this process is inside a collective that torch's own marks do not see."""

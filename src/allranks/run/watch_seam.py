@@ -6,7 +6,7 @@ slow or raising watcher never holds the agent or the job; each call has the dead
 without the answer. The watcher need not import this file (imports go down only): it only has to fit. Values are in
 allranks.core.job.
 
-Order of calls:  start -> (row, tick) every 0.1 s, ended() for each exit, capture/on_bundle/on_verdict as messages come
+Order of calls:  start -> (is_quiet, or row and tick) every 0.1 s, ended() for each exit, capture/on_bundle/on_verdict as messages come
 -> on_exit() when the attempt ends badly -> start again after a restart ... -> close.
 """
 
@@ -66,12 +66,16 @@ class Watch(Protocol):
         """The ranks of an attempt have been started (their scripts may not have begun). Deadline 1 s."""
         ...
 
+    def is_quiet(self, nodes: Mapping[int, NodeInfo]) -> bool:
+        """Every 0.1 s: whether the row of before still does, and a tick would find nothing. Then neither is asked for."""
+        ...
+
     def row(self) -> dict[str, Any]:
         """A small JSON value about the local ranks; each beat (250 ms) carries it to the hub. Aim for < 2 kB."""
         ...
 
     def tick(self, nodes: Mapping[int, NodeInfo]) -> Sequence[Verdict]:
-        """Every 0.1 s, right after row(). On the hub `nodes` holds all nodes with their newest rows; elsewhere this node and
+        """Right after row(). On the hub `nodes` holds all nodes with their newest rows; elsewhere this node and
         what this agent knows of the hub (is_lost). Verdicts given back on the hub go to every node and are printed there once;
         elsewhere they are printed only if the hub is lost."""
         ...
@@ -113,6 +117,9 @@ class NoWatch:
 
     def start(self, job: Job, talk: Talk) -> None:
         pass
+
+    def is_quiet(self, nodes: Mapping[int, NodeInfo]) -> bool:
+        return True
 
     def row(self) -> dict[str, Any]:
         return {}

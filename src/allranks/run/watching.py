@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from allranks.core.cores import stand_back
 from allranks.core.job import Job, NodeInfo, RankExit
 from allranks.run.watch_seam import NoWatch, Verdict, Watch
 
@@ -137,6 +138,7 @@ class Watching:
         return answer
 
     def _run(self) -> None:
+        stand_back()
         next_tick = time.monotonic()
         while True:
             try:
@@ -153,6 +155,8 @@ class Watching:
             self._guarded(call)
 
     def _tick(self) -> None:
+        if self._watch.is_quiet(self.nodes):
+            return
         self.row = self._watch.row()
         verdicts = self._watch.tick(self.nodes)
         for verdict in verdicts:

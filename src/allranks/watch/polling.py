@@ -1,6 +1,7 @@
 """How are the ranks of this node looked at ten times a second, at little cost?
 
-A glance at a page takes a few microseconds; the whole page is read once where something comes to stand still, and else twice a second.
+While all of them move, nothing but that is looked at, a few words of each page (`Poll.is_quiet`): the ranks have all cores, and whatever
+the agent does takes one from them. Pages are read whole where something comes to stand still, and else twice a second.
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ from allranks.watch.reading import record_of
 from allranks.watch.rows import Row, row_of
 from allranks.watch.timeline import Timeline
 
+QUIET_S = 0.45
+"""While all ranks move, they are looked at so often."""
+STILL_S = 0.25
+"""A rank that has made a mark within moves; nothing is judged of one that has stood for less (trigger.py)."""
 WHOLE_S = 0.4
-"""A whole page is read at least so often."""
+"""Where ranks stand, their whole pages are read at least so often."""
 NO_TIMED = 1 << 62
 DISCOVER_S = 1.0
 STANDS_S = 1.0
+_AT_WORK = ("R", "S", "D")
 
 
 @dataclass
 class _Seen:
     reader: page.PageReader | None = None
     marks: int = -1
+    beat: bytes = b""
+    moved_at: float = -math.inf
     read_at: float = -math.inf
     row: Row | None = None
     """As it was read from the whole page."""
@@ -47,7 +55,7 @@ class Poll:
             int, _Seen
         ] = {}  # by pid: a spawned rank takes the number of the process that started it
         self._ended: dict[int, bool] = {}
-        self._discovered_at = 0.0
+        self._discovered_at, self._looked_at = 0.0, -math.inf
         self.world_size = job.world_size
         self._timeline = Timeline(job)
 
@@ -55,9 +63,16 @@ class Poll:
         """Who they are: rank, pid, host, node."""
         return tuple(self._ranks[n] for n in sorted(self._ranks))
 
+    def is_quiet(self) -> bool:
+        """Whether the rows would say nothing new: every rank moves, and all of them were looked at a moment ago."""
+        now, is_quiet = time.monotonic(), not self._ended
+        for rank in self._ranks.values():  # all of them: each is seen to move or not
+            is_quiet = self._moves(rank, now) and is_quiet
+        return is_quiet and now - self._looked_at < QUIET_S
+
     def rows(self) -> dict[int, Row]:
         """Look at all of them."""
-        now = time.monotonic()
+        self._looked_at = now = time.monotonic()
         if now - self._discovered_at > DISCOVER_S:
             self._discovered_at = now
             self.discover()
@@ -68,6 +83,7 @@ class Poll:
 
     def forget_times(self) -> None:
         """Read every page whole the next time."""
+        self._looked_at = -math.inf
         for seen in self._seen.values():
             seen.read_at = -math.inf
 
@@ -84,6 +100,16 @@ class Poll:
                 seen.reader.close()
         self._seen.clear()
         self._timeline.close()
+
+    def _moves(self, rank: Rank, now: float) -> bool:
+        seen = self._seen.get(rank.pid)
+        if seen is None or seen.reader is None:
+            return False
+        beat, is_alive = seen.reader.beat()
+        if beat != seen.beat:
+            seen.beat, seen.moved_at = beat, now
+            return is_alive
+        return is_alive and now - seen.moved_at < STILL_S and proc.state(rank.pid) in _AT_WORK
 
     def _row(self, number: int, rank: Rank, now: float) -> Row:
         letter = proc.state(rank.pid) if number not in self._ended else ""

@@ -42,9 +42,18 @@ def read(path: str) -> str:
 
 def state(pid: int) -> str:
     """The kernel's letter for the process: R S D T t Z X; empty if it is gone."""
-    text = read(f"/proc/{pid}/stat")
-    after = text.rfind(")")
-    return text[after + 2] if after > 0 and len(text) > after + 2 else ""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        text = os.read(descriptor, 256)  # a third of the time that a file of Python's takes
+    except OSError:  # it has gone meanwhile
+        return ""
+    finally:
+        os.close(descriptor)
+    after = text.rfind(b")")
+    return chr(text[after + 2]) if after > 0 and len(text) > after + 2 else ""
 
 
 def thread_states(pid: int) -> dict[int, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import gather
 from allranks.watch.asking import NO_STACKS, Asker, Target
-from allranks.watch.evidence import Rank
+from allranks.watch.evidence import Rank, Slow
+from allranks.watch.reading import with_code
 from allranks.watch.stacks import main_stack, user_place
 from allranks.watch.verdict import Place
 
@@ -71,3 +73,8 @@ def _mark(rank: Rank, record_dir: Path | None, phase: str) -> int | None:
     except (OSError, page.NotARecord):
         return 0
     return glance.marks if glance.phase.name.lower() == phase else None
+
+
+def with_places(slow: Slow, places: tuple[Place, ...]) -> Slow:
+    """The slow rank, with where it was most often and the lines of code there."""
+    return replace(slow, places=tuple(with_code(p) for p in places))

@@ -14,8 +14,8 @@ from allranks.watch.evidence import Slow
 from allranks.watch.rows import WORK_PHASES, Row
 
 WINDOW_S = 4.0
-LOOK_EVERY_S = 0.5
-"""The watcher comes ten times a second, and three comparisons take it longer than all else of a look."""
+LOOK_EVERY_S = 0.45
+"""The watcher may come ten times a second, and three comparisons take it longer than all else of a look."""
 MIN_STEPS = 5
 MIN_SHARE = 0.15
 """Of the step time that the slow rank adds; less is not worth a word."""

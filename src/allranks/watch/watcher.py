@@ -16,7 +16,7 @@ from allranks.core.job import Job, NodeInfo, RankExit
 from allranks.watch import bundle, gather, peeking, proc, remains, sampling, spawned
 from allranks.watch.case import Case, is_dying
 from allranks.watch.decide import decide, decide_all
-from allranks.watch.evidence import Evidence, Node, Rank, Slow, from_json, to_json
+from allranks.watch.evidence import Evidence, Node, Rank, from_json, to_json
 from allranks.watch.polling import Poll
 from allranks.watch.rows import Row
 from allranks.watch.saying import Said, Standing, action_at_once, keep
@@ -64,6 +64,13 @@ class Watcher:
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
         self._samples, self._stood = sampling.Samples(), Stood()
         self._is_over = False
+
+    def is_quiet(self, nodes: Mapping[int, NodeInfo]) -> bool:
+        """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""
+        if self._job is None or not self._poll.is_quiet():
+            return False
+        is_under_way = self._asked is not None or self._standing is not None
+        return not is_under_way and not any(n.is_lost for n in nodes.values())
 
     def row(self) -> dict[str, Any]:
         """This node's ranks, small."""
@@ -237,7 +244,7 @@ class Watcher:
         if slow is None:
             return ()
         places = self._samples.most((slow.rank, slow.phase))
-        evidence = replace(self._evidence("slow", rows, fresh=True), slow=_with_places(slow, places))
+        evidence = replace(self._evidence("slow", rows, fresh=True), slow=sampling.with_places(slow, places))
         return self._conclude(evidence)
 
     def _again(self, now: float) -> Said | None:
@@ -389,9 +396,3 @@ class Watcher:
         assert self._job is not None
         found = next((r for r in self._poll.ranks() if r.rank == rank), None)
         return sampling.places(found, self._job.record_dir, phase)
-
-
-def _with_places(slow: Slow, places: tuple[Place, ...]) -> Slow:
-    from allranks.watch.reading import with_code
-
-    return replace(slow, places=tuple(with_code(p) for p in places))

@@ -127,7 +127,7 @@ def test_poll_when_a_rank_stands_then_quiet_for_a_moment_only(tmp_path: Path, no
     poll.rows()
     writer.set_step(1)
     assert poll.is_quiet()
-    now[0] += 0.2
+    now[0] += 0.1
     assert poll.is_quiet()
     now[0] += 0.1
     assert not poll.is_quiet()

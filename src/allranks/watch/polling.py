@@ -21,7 +21,7 @@ from allranks.watch.timeline import Timeline
 
 QUIET_S = 0.45
 """While all ranks move, they are looked at so often."""
-STILL_S = 0.25
+STILL_S = 0.15
 """A rank that has made a mark within moves; nothing is judged of one that has stood for less (trigger.py)."""
 WHOLE_S = 0.4
 """Where ranks stand, their whole pages are read at least so often."""

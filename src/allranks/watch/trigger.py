@@ -19,7 +19,8 @@ MIN_WAIT_S = 1.0
 STEPS = 10
 """A wait of so many median steps, and of MIN_WAIT_S, is worth a look."""
 MISMATCH_S = 0.3
-STOPPED_S = 0.15
+STOPPED_S = 0.09
+"""At two looks."""
 DYING_S = 0.2
 """After an exception its traceback is printed; then it can be read."""
 DYING_AGAIN_S = 0.7

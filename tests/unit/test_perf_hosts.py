@@ -293,6 +293,19 @@ def test_host_then_its_own_process_counts_as_the_jobs(tmp_path: Path) -> None:
     assert second["shm_used"] >= 0
 
 
+def test_shared_memory_when_it_was_fuller_between_two_looks_then_the_most_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, free = host_use.HostUse(False), 90
+    monkeypatch.setattr(host_use.proc, "space", lambda _: (100, free))
+    told = []
+    for free in (80, 20, 70):
+        looking.peek()
+    for free in (70, 60):
+        told.append(looking.look({}, [])["shm_used"])
+    assert told == [80, 40]
+
+
 def test_busy_of_host_then_idle_and_waiting_for_disks_are_not() -> None:
     tick = 1.0 / os.sysconf("SC_CLK_TCK")
     text = "cpu  100 20 30 9999 8888 1 2 7 50 0\ncpu0 1 1 1 1"

@@ -65,6 +65,7 @@ class Poll:
 
     def is_quiet(self) -> bool:
         """Whether the rows would say nothing new: every rank moves, and all of them were looked at a moment ago."""
+        self._timeline.peek()
         now, is_quiet = time.monotonic(), not self._ended
         for rank in self._ranks.values():  # all of them: each is seen to move or not
             is_quiet = self._moves(rank, now) and is_quiet

@@ -88,6 +88,10 @@ class Timeline:
                 self._seen[rank.rank] = _Seen(rank)
         self._sample([s for s in self._seen.values() if not s.is_over], STEPS_A_SAMPLE)
 
+    def peek(self) -> None:
+        """Ten times a second: what a sample now and then would miss."""
+        self._host.peek()
+
     def ended(self, rank: int) -> None:
         """A rank has ended: what its page still has."""
         seen = self._seen.get(rank)

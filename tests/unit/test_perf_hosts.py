@@ -296,13 +296,11 @@ def test_host_then_its_own_process_counts_as_the_jobs(tmp_path: Path) -> None:
 def test_shared_memory_when_it_was_fuller_between_two_looks_then_the_most_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looking, free = host_use.HostUse(False), 90
-    monkeypatch.setattr(host_use.proc, "space", lambda _: (100, free))
-    told = []
-    for free in (80, 20, 70):
+    looking, free = host_use.HostUse(False), iter((80, 20, 70, 70, 60))
+    monkeypatch.setattr(host_use.proc, "space", lambda _: (100, next(free)))
+    for _ in range(3):
         looking.peek()
-    for free in (70, 60):
-        told.append(looking.look({}, [])["shm_used"])
+    told = [looking.look({}, [])["shm_used"] for _ in range(2)]
     assert told == [80, 40]
 
 

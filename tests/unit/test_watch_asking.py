@@ -17,6 +17,7 @@ from allranks.record import frames, page
 from allranks.record.writer import Writer
 from allranks.watch import asking, proc
 from allranks.watch.asking import Asker, Target
+from allranks.watch.rows import Row
 from allranks.watch.sampling import AGAIN_S, MOST_TRIES, Samples
 from allranks.watch.verdict import Place
 from allranks.watch.watcher import Watcher
@@ -185,6 +186,9 @@ def test_watcher_when_something_is_under_way_then_not_quiet(
     watcher.start(job, Talk())
     monkeypatch.setattr(watcher._poll, "is_quiet", lambda: True)
     assert watcher.is_quiet(nodes)
+    for notes, is_quiet in ((100, False), (100, True)):  # seen, and looked at when they are left alone
+        watcher._trigger.look({0: Row(0, "R", notes=notes)}, now=5.0 + is_quiet)
+        assert watcher.is_quiet(nodes) == is_quiet
     assert not watcher.is_quiet({**nodes, 1: replace(nodes[1], is_lost=True)})
     watcher.last_look()  # the other node is asked
     assert not watcher.is_quiet(nodes)

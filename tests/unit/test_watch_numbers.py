@@ -99,9 +99,11 @@ def test_trigger_when_a_rank_is_not_past_the_step_then_it_waits_for_it_and_tells
     rows[0] = replace(rows[0], step=31)
     assert numbers.look(rows, 0.1) == ()  # it does not look at every step, perhaps
     rows[0] = replace(rows[0], step=39)
-    assert numbers.look(rows, 0.16) == (1,)
+    assert numbers.is_waiting
+    assert numbers.look(rows, 0.31) == (1,)
+    assert not numbers.is_waiting
     rows[0] = replace(rows[0], step=32, not_finite_step=32)
-    assert numbers.look(rows, 0.2) == ()
+    assert numbers.look(rows, 0.4) == ()
 
 
 def test_trigger_when_the_other_rank_never_comes_then_it_does_not_wait_for_ever() -> None:

@@ -33,6 +33,11 @@ class Noted:
     _since: float = 0.0
     _first: float = 0.0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether notes have grown that will be looked at in a moment."""
+        return self._newest != self._looked_at
+
     def look(self, rows: Mapping[int, Row], now: float) -> tuple[int, ...]:
         """The ranks to look at, or none."""
         sizes = tuple(rows[n].notes for n in sorted(rows))

@@ -16,7 +16,7 @@ PATIENCE_S = 3.0
 """How long ranks that do not come past the step are waited for."""
 
 
-LOOKED_S = 0.15
+LOOKED_S = 0.3
 """Within this time each rank looks at a loss, how quick its steps may be (record/light.py)."""
 SPREAD_S = 0.5
 """All ranks at the same step: it came from one rank's gradient, whose own note is told first."""
@@ -29,6 +29,11 @@ class Numbers:
     _has_told_loss: bool = False
     _has_told_drift: bool = False
     _since: float | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something was seen that is told in a moment."""
+        return self._since is not None and not self._has_told_loss
 
     def look(self, rows: Mapping[int, Row], now: float) -> tuple[int, ...]:
         """The ranks to look at, or none."""

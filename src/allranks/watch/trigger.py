@@ -86,6 +86,11 @@ class Trigger:
         noted = self._noted.look(rows, now)
         return Suspicion("notes", noted) if noted else None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next look is to come soon, however well all ranks move."""
+        return self._numbers.is_waiting or self._noted.is_waiting
+
     def last(self, rows: Mapping[int, Row]) -> str:
         """All ranks have ended well: the one look that is left, "numbers" or "notes"."""
         return "numbers" if self._numbers.last(rows) else "notes"

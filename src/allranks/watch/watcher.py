@@ -69,7 +69,7 @@ class Watcher:
         """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""
         if self._job is None or not self._poll.is_quiet():
             return False
-        is_under_way = self._asked is not None or self._standing is not None
+        is_under_way = self._asked is not None or self._standing is not None or self._trigger.is_waiting
         return not is_under_way and not any(n.is_lost for n in nodes.values())
 
     def row(self) -> dict[str, Any]:

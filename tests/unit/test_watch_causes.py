@@ -178,6 +178,23 @@ def test_abort_when_no_collective_explains_it_then_what_the_library_said_is_told
     assert "std::bad_alloc" in verdict.head()
 
 
+@pytest.mark.parametrize(("number", "code"), [(6, "AR203"), (11, "AR204")])
+def test_rank_that_dies_after_its_script_had_ended_then_the_script_is_not_blamed(
+    number: int, code: str
+) -> None:
+    rank = ended(signal=number)
+    assert rank.record is not None
+    verdict = verdict_on(
+        waiting(), replace(rank, record=replace(rank.record, exit_kind="ended")), trigger="exit"
+    )
+    assert verdict is not None
+    assert verdict.code == code and "after its script had ended" in verdict.head()
+    assert "nothing your script does is at fault" in verdict.fix
+    plain = verdict_on(waiting(), rank, trigger="exit")
+    assert plain is not None
+    assert "had ended" not in plain.head() and "at fault" not in plain.fix
+
+
 def test_loader_when_the_connection_to_a_dead_worker_breaks_first_then_the_worker_is_named() -> None:
     inside = Place("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 725, "__next__")
     failure = Failure("ConnectionResetError", "[Errno 104] Connection reset by peer", (inside, LINE))

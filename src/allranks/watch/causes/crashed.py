@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from allranks.watch.case import Case
-from allranks.watch.causes.aborted import crash_place
+from allranks.watch.causes.aborted import LATE_FIX, after_its_end, crash_place, late_facts
 from allranks.watch.causes.killed import signal_name
 from allranks.watch.verdict import Verdict
 
@@ -27,8 +27,13 @@ def find(case: Case) -> Verdict | None:
         return None
     number = signal.Signals(root.exit.signal)
     place = crash_place(root)
-    facts = [f"signal {int(number)} ({signal_name(number)}) ended process {root.pid}"]
-    fix = "a C extension went wrong at this line; run the rank under gdb, or update the package"
+    facts = [f"signal {int(number)} ({signal_name(number)}) ended process {root.pid}", *late_facts(root)]
+    late = after_its_end(root)
+    fix = (
+        LATE_FIX
+        if late
+        else "a C extension went wrong at this line; run the rank under gdb, or update the package"
+    )
     node = case.node_of(root)
     if number == signal.SIGBUS and node is not None and node.shm_size_bytes:
         facts.append(
@@ -38,7 +43,7 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who([root])} crashed: {_WHAT[number]} ({signal_name(number)})",
+        f"{case.who([root])} crashed{late}: {_WHAT[number]} ({signal_name(number)})",
         [root],
         where=case.frames([place]) if place else None,
         facts=facts,

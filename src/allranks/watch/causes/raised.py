@@ -65,6 +65,8 @@ def find(case: Case) -> Verdict | None:
     message = first.message.split("\n")[0]
     whole = f"{first.kind}: {message}" if message else first.kind
     facts = [whole]
+    if (record := raised[0].record) and (at := [n for n in record.noted if n.get("kind") == "unpicklable"]):
+        facts.append(f"what cannot be pickled is {at[0].get('path')}")
     if first.cause:
         facts.append(f"raised from {first.cause}")
     if len(same) == 1 and len(raised) > 1:

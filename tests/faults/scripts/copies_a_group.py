@@ -1,4 +1,4 @@
-# ranks 2; expect AR200; says Model.body.1.group; guilty
+# ranks 2; expect AR200; says ProcessGroup; tells Model.body.1.group; guilty
 """C55: a module keeps a process group, and is copied."""
 import copy
 import torch.distributed as dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.job import Job, NodeInfo
+from allranks.core.job import Job, NodeInfo, RankProcess
 from allranks.record import frames, page
 from allranks.record.writer import Writer
 from allranks.watch import asking, proc
@@ -194,6 +195,30 @@ def test_watcher_when_something_is_under_way_then_not_quiet(
     assert not watcher.is_quiet(nodes)
     watcher.close()
     assert not watcher.is_quiet(nodes)
+
+
+def test_watcher_when_a_rank_looks_slow_then_not_quiet_until_its_line_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = RankProcess(0, 0, os.getpid(), 0.0, tmp_path / "rank0.log")
+    watcher, tries = Watcher(), 0
+    watcher.start(Job("j", tmp_path, tmp_path, "gpu-0", 0, True, 1, 0, (rank,), ()), Talk())
+    monkeypatch.setattr(watcher._poll, "is_quiet", lambda: True)
+    monkeypatch.setattr(watcher._poll, "newest", {0: Row(0, "R")})
+    monkeypatch.setattr(watcher, "_sample", lambda *_: [])
+    watcher._slowness._suspect, watcher._slowness._phase = 0, "data"
+    watcher.tick({})
+    while not watcher.is_quiet({}):
+        tries += 1
+        watcher.tick({})
+    assert tries == MOST_TRIES
+    watcher._samples = Samples()
+    watcher.tick({})
+    assert not watcher.is_quiet({})
+    watcher._slowness._suspect = None  # it no longer does
+    watcher.tick({})
+    assert watcher.is_quiet({})
+    watcher.close()
 
 
 def test_samples_when_no_line_is_found_then_tries_are_counted_all_the_same() -> None:

@@ -29,6 +29,8 @@ class Samples:
         self._tries: Counter[tuple[int, str]] = Counter()
         self._places: defaultdict[tuple[int, str], list[Place]] = defaultdict(list)
         self._since = float("-inf")
+        self.is_looking = False
+        """Whether the last look was one of the tries: the next follows soon, as long as the rank looks slow."""
 
     def is_due(self, of: tuple[int, str], now: float) -> bool:
         """Whether to try once more; the try is counted, whether a line is found or not."""
@@ -36,10 +38,9 @@ class Samples:
             self._tries.clear()
             self._places.clear()
             self._since = now
-        if self._tries[of] >= MOST_TRIES:
-            return False
-        self._tries[of] += 1
-        return True
+        self.is_looking = self._tries[of] < MOST_TRIES
+        self._tries[of] += self.is_looking
+        return self.is_looking
 
     def add(self, of: tuple[int, str], found: Iterable[Place]) -> None:
         """A try has found these."""

@@ -1,4 +1,4 @@
-"""How does the agent's watcher work? It looks at rows ten times a second, takes evidence on suspicion, and speaks.
+"""How does the agent's watcher work? It looks at the ranks ten times a second (polling.py), takes evidence on suspicion, and speaks.
 
     rows (every node) -> trigger (hub) -> capture (every node) -> evidence -> decide -> verdict (hub, one for all)
 
@@ -69,7 +69,8 @@ class Watcher:
         """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""
         if self._job is None or not self._poll.is_quiet():
             return False
-        is_under_way = self._asked is not None or self._standing is not None or self._trigger.is_waiting
+        is_asking = self._asked is not None or self._samples.is_looking
+        is_under_way = is_asking or self._standing is not None or self._trigger.is_waiting
         return not is_under_way and not any(n.is_lost for n in nodes.values())
 
     def row(self) -> dict[str, Any]:
@@ -232,6 +233,7 @@ class Watcher:
 
     def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         slow = self._slowness.look(rows, now)
+        self._samples.is_looking = False
         suspect, phase = self._slowness.suspect(), self._slowness.suspect_phase()
         if suspect is None or ("AR800", (suspect,)) in self._said:
             return ()

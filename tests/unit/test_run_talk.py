@@ -159,6 +159,38 @@ def test_watching_when_the_watcher_fails_then_it_is_said_once_and_answers_are_em
     watching.close()
 
 
+def test_watching_when_an_attempt_ends_badly_then_its_row_is_made_before_the_verdict() -> None:
+    class Quiet(NoWatch):
+        step = 7
+
+        def row(self) -> dict[str, Any]:
+            return {"step": self.step}
+
+        def on_exit(self, exits: Any) -> Any:
+            return "verdict"
+
+    watching = Watching(Quiet(), lambda: None, lambda text, trace: None)
+    answer = watching.on_exit([])
+    until(lambda: answer.is_there)
+    assert (answer.value, watching.row) == ("verdict", {"step": 7})
+    watching.close()
+
+
+def test_watching_when_no_row_can_be_made_then_the_verdict_comes_all_the_same() -> None:
+    class Rowless(NoWatch):
+        def row(self) -> dict[str, Any]:
+            raise KeyError("bug")
+
+        def on_exit(self, exits: Any) -> Any:
+            return "verdict"
+
+    watching = Watching(Rowless(), lambda: None, lambda text, trace: None)
+    answer = watching.on_exit([])
+    until(lambda: answer.is_there)
+    assert answer.value == "verdict"
+    watching.close()
+
+
 def test_watching_when_the_watcher_hangs_then_closing_takes_half_a_second() -> None:
     release = threading.Event()
 

@@ -87,8 +87,13 @@ class Watching:
         self._post(lambda: self._watch.ended(exit))
 
     def on_exit(self, exits: Sequence[RankExit]) -> Answer:
-        """Ask for the verdict of an attempt that ended badly."""
-        return self._ask(lambda: self._watch.on_exit(exits))
+        """Ask for the verdict of an attempt that ended badly; the row is made once more before, and tells where the training stood."""
+
+        def judge() -> Any:
+            self._guarded(self._make_row)  # that of before may be half a second old
+            return self._watch.on_exit(exits)
+
+        return self._ask(judge)
 
     def last_look(self) -> Answer:
         """Ask what is left to say of an attempt that ended well; verdicts are put where those of ticks are."""
@@ -157,12 +162,15 @@ class Watching:
     def _tick(self) -> None:
         if self._watch.is_quiet(self.nodes):
             return
-        self.row = self._watch.row()
+        self._make_row()
         verdicts = self._watch.tick(self.nodes)
         for verdict in verdicts:
             self.verdicts.put(verdict)
         if verdicts:
             self._wake()
+
+    def _make_row(self) -> None:
+        self.row = self._watch.row()
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:

@@ -149,6 +149,19 @@ def test_poll_when_a_rank_that_stands_is_not_at_work_then_not_quiet(
     poll.close()
 
 
+def test_poll_when_a_page_cannot_be_read_then_not_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: page.PageReader) -> tuple[bytes, bool]:
+        raise OSError
+
+    poll, _ = poll_of(tmp_path)
+    poll.rows()
+    monkeypatch.setattr(page.PageReader, "beat", refuse)
+    assert not poll.is_quiet()
+    poll.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -106,7 +106,10 @@ class Poll:
         seen = self._seen.get(rank.pid)
         if seen is None or seen.reader is None:
             return False
-        beat, is_alive = seen.reader.beat()
+        try:
+            beat, is_alive = seen.reader.beat()
+        except OSError:
+            return False
         if beat != seen.beat:
             seen.beat, seen.moved_at = beat, now
             return is_alive

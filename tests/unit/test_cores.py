@@ -237,6 +237,18 @@ def test_thread_when_it_stands_back_then_it_alone_does() -> None:
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has this policy")
+@pytest.mark.parametrize("policy", ["SCHED_FIFO", "SCHED_IDLE"])
+def test_thread_when_the_user_chose_its_policy_then_it_stays(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    chosen: list[object] = []
+    monkeypatch.setattr(cores.os, "sched_getscheduler", lambda _: getattr(os, policy))
+    monkeypatch.setattr(cores.os, "sched_setscheduler", lambda *given: chosen.append(given))
+    cores.stand_back()
+    assert chosen == []
+
+
 def test_thread_when_the_system_forbids_to_stand_back_then_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

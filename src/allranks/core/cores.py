@@ -98,7 +98,8 @@ def stand_back() -> None:
     """The calling thread takes no core from another when it wakes, but waits until one is free; its share stays the same.
 
     For threads that look on: a rank that makes room for one in the middle of a step keeps all others waiting. Threads and processes that
-    it starts later do the same. Source: sched(7), SCHED_BATCH.
+    it starts later do the same. A policy that the user chose (chrt) stays. Source: sched(7), SCHED_BATCH.
     """
     with contextlib.suppress(AttributeError, OSError):  # not on Linux; forbidden by a sandbox
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from allranks.core.job import Job, RankProcess
 from allranks.perf.history import read_history
 from allranks.record import layout as at
@@ -63,6 +65,21 @@ def test_rank_then_its_samples_steps_and_facts_are_read_back(tmp_path: Path) -> 
     assert abs(spent - (last.t - first.t)) < 2e-3  # each is rounded to a tenth of a millisecond
     assert (last.printed, rank.facts["affinity"]) == (7, len(os.sched_getaffinity(0)))
     assert last.cpu_s > 0
+
+
+@pytest.mark.parametrize(("first_s", "every_s"), [(0.0, 0.5), (60.0, 1.0)])
+def test_looks_when_one_comes_a_moment_early_then_it_is_a_sample_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_s: float, every_s: float
+) -> None:
+    timeline, taken = Timeline(job_of(tmp_path)), []
+    monkeypatch.setattr(timeline, "_sample", lambda *_: taken.append(timeline._age()))
+    looks = [first_s + k * every_s + 0.004 * (k % 2 == 0) for k in range(8)]
+    for age in looks:
+        for at_s in (age, age + every_s - 0.1):  # a tick before the next is too early
+            monkeypatch.setattr(timeline, "_age", lambda at_s=at_s: at_s)
+            timeline.look([])
+    assert taken == looks
+    timeline.close()
 
 
 def test_restarts_then_each_is_an_attempt_of_its_own(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from allranks.watch.workers import Workers
 FIRST_EVERY_S = 0.5
 FIRST_S = 20.0
 EVERY_S = 1.0
+EARLY_S = 0.05
+"""Looks come at tenths of a second, and twice a second while all ranks move: one that is a moment early does not wait for the next."""
 LONGER_BY = 800
 """After this many seconds the interval grows: it is the age of the attempt divided by this."""
 STEPS_A_SAMPLE, CALLS_A_SAMPLE = 4, 2
@@ -79,7 +81,7 @@ class Timeline:
     def look(self, ranks: Iterable[Rank]) -> None:
         """Write a sample if it is time for one."""
         age = self._age()
-        if self._file is None or age < self._next:
+        if self._file is None or age < self._next - EARLY_S:
             return
         self._next = age + (FIRST_EVERY_S if age < FIRST_S else max(EVERY_S, age / LONGER_BY))
         for rank in ranks:

@@ -67,7 +67,7 @@ class Trigger:
     _noted: Noted = field(default_factory=Noted)
 
     def look(self, rows: Mapping[int, Row], now: float) -> Suspicion | None:
-        """The most pressing suspicion, or None. `now` is a monotonic time; call it about ten times a second."""
+        """The most pressing suspicion, or None. `now` is a monotonic time; call it ten times a second while a rank stands, else twice."""
         if any(r.is_interrupted for r in rows.values()):
             return None
         live = {n: r for n, r in rows.items() if not (r.is_over and r.state in ("", "Z", "X"))}

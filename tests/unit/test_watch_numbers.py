@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from allranks.record import layout as at
+from allranks.record.states import QUICK_STEP_NS
 from allranks.watch.decide import decide
 from allranks.watch.evidence import Evidence, Rank, Record
-from allranks.watch.numbers import PATIENCE_S, Numbers, has_drifted
+from allranks.watch.numbers import LOOKED_S, PATIENCE_S, Numbers, has_drifted
 from allranks.watch.observed import Check, NotFinite
 from allranks.watch.rows import Row
 from allranks.watch.tracing import made_at
@@ -100,10 +102,22 @@ def test_trigger_when_a_rank_is_not_past_the_step_then_it_waits_for_it_and_tells
     assert numbers.look(rows, 0.1) == ()  # it does not look at every step, perhaps
     rows[0] = replace(rows[0], step=39)
     assert numbers.is_waiting
-    assert numbers.look(rows, 0.31) == (1,)
+    assert numbers.look(rows, LOOKED_S + 0.01) == (1,)
     assert not numbers.is_waiting
     rows[0] = replace(rows[0], step=32, not_finite_step=32)
-    assert numbers.look(rows, 0.4) == ()
+    assert numbers.look(rows, LOOKED_S + 0.1) == ()
+
+
+@pytest.mark.parametrize("length_ms", [0.5, 1.5, 3.1, 3.2, 5.9])
+def test_trigger_when_quick_ranks_look_at_steps_of_their_own_then_it_waits_until_each_has_looked(
+    length_ms: float,
+) -> None:
+    length, step, apart = int(length_ms * 1e6), 1, 0
+    assert length < QUICK_STEP_NS
+    while step < 20_000:
+        before, step = step, at.next_timed(step, length)
+        apart = max(apart, step - before)
+    assert apart * length_ms / 1e3 <= LOOKED_S
 
 
 def test_trigger_when_the_other_rank_never_comes_then_it_does_not_wait_for_ever() -> None:

@@ -48,7 +48,6 @@ class Writer(Ring):
         "_before_evaluation",
         "_exchanged_before",
         "_known_end",
-        "_looked_least",
         "_shares",
         "_timed",
         "_timed_ns",

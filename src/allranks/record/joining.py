@@ -72,6 +72,7 @@ def _timeout_s(module: Any, given: Any, backend: str) -> float | None:
 
 def has_joined(module: Any) -> None:
     """The default process group is there."""
+    _writer.words[at.W_STEP_SEQ] = _writer.words[at.W_GROUP_SEQ] = -1  # they were of a group before
     states.world = compat.default_group(module)
     calls.forget_groups()
     process.become(at.RANK_ROLE, rank=module.get_rank(), world_size=module.get_world_size())

@@ -221,6 +221,18 @@ def test_watcher_when_a_rank_looks_slow_then_not_quiet_until_its_line_was_looked
     watcher.close()
 
 
+def test_watcher_when_another_attempt_begins_then_the_files_of_the_one_before_are_closed(
+    tmp_path: Path,
+) -> None:
+    watcher = Watcher()
+    job = Job("j", tmp_path, tmp_path, "gpu-0", 0, True, 2, 0, (), ())
+    watcher.start(job, Talk())
+    first = watcher._poll._timeline._file
+    watcher.start(job, Talk())
+    assert first.closed and not watcher._poll._timeline._file.closed
+    watcher.close()
+
+
 def test_samples_when_no_line_is_found_then_tries_are_counted_all_the_same() -> None:
     samples, slow = Samples(), (1, "data")
     assert [samples.is_due(slow, 0.1 * k) for k in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]

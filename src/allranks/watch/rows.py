@@ -13,7 +13,8 @@ from allranks.watch.evidence import Call, Record
 from allranks.watch.meeting import POINT_TO_POINT, key_of
 
 MAX_TAIL = 12
-MAX_CHECKS = 8
+MAX_CHECKS = 12
+"""At least 0.1 s apart: rows of two nodes may be three quarters of a second apart, and the last two that they share count."""
 _WAIT_PHASES = ("backward", "collective")
 
 

@@ -47,6 +47,7 @@ class Watcher:
 
     def start(self, job: Job, talk: Any) -> None:
         """An attempt begins."""
+        self.close()  # the pages of the one before
         self._job, self._talk = job, talk
         self._began = time.monotonic()
         self._poll = Poll(job)
@@ -57,13 +58,12 @@ class Watcher:
         self._asked: tuple[Suspicion, float] | None = None
         self._bundles: dict[int, dict[str, Any]] = {}
         self._said: dict[tuple[object, ...], float] = {}
-        self._shown = "", 0.0
+        self._shown, self._is_over = ("", 0.0), False
         self._standing: Standing | None = None
         self._lost: set[int] = set()
         self._told_silent: set[str] = set()
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
         self._samples, self._stood = sampling.Samples(), Stood()
-        self._is_over = False
 
     def is_quiet(self, nodes: Mapping[int, NodeInfo]) -> bool:
         """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""

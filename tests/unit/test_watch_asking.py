@@ -71,6 +71,27 @@ def test_process_when_one_of_its_threads_runs_then_it_is_read_from_outside_only(
     assert found[PID][0] == "py-spy"  # also where the signal was not answered
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_process_that_can_take_its_lock_then_it_is_signalled_only_where_the_job_ends_anyway(
+    is_over: bool, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch)
+    monkeypatch.setattr(asking, "ITSELF_S", 0.1)
+    found = Asker(5.0, is_over=is_over).stacks([ticking(target, 0.1)])
+    assert machine.signalled == ([PID] if is_over else [])
+    assert found[PID][0] == "py-spy"  # neither was answered
+
+
+def test_process_that_sleeps_and_answers_itself_then_it_is_neither_signalled_nor_read_from_outside(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(target, monkeypatch, number=3)
+    machine = Machine(monkeypatch)
+    how, stacks = Asker(5.0).stacks([ticking(target, 0.1)])[PID]
+    assert (how, machine.signalled, machine.outside) == ("itself", [], [])
+    assert [f.line for s in stacks if s.is_main for f in s.frames] == [7]
+
+
 def test_process_when_the_time_is_up_then_it_is_not_asked(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

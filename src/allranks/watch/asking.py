@@ -1,8 +1,9 @@
 """How is a process asked where its threads stand, without harm to it and within a given time?
 
-By a signal that faulthandler answers, which takes no GIL, where every thread of the process sleeps; else from outside, by py-spy without
-stopping it: a running thread's frames may be given free while faulthandler walks them, which ends the process. Where there is no
-py-spy, the process is asked itself by a word of its page; it answers while it can take Python's lock.
+While the job lives, a process that sleeps and can take Python's lock is asked itself, by a word of its page; one that runs, or does not
+answer, is read from outside by py-spy, without stopping it. A signal that faulthandler answers takes no lock and 10 ms, but where a thread
+wakes up between the look at it and the signal, its frames may be half made, and the process ends (CPython 3.11: a healthy rank that was
+starting loader workers on a crowded machine did). So it is for processes whose record has no thread, and for jobs that end anyway.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ class Asker:
 
     Args:
         within_s: The time for all that it is asked.
+        is_over: A rank has failed, so the job ends: what is quickest will do.
     """
 
-    def __init__(self, within_s: float) -> None:
-        self._ends_at = time.monotonic() + within_s
+    def __init__(self, within_s: float, *, is_over: bool = False) -> None:
+        self._ends_at, self._is_over = time.monotonic() + within_s, is_over
         self._outside: Counter[int] = Counter()
 
     @property
@@ -71,13 +73,14 @@ class Asker:
         return max(0.0, self._ends_at - time.monotonic())
 
     def stacks(self, targets: Iterable[Target], *, is_extra: bool = False) -> Stacks:
-        """By signal where the process can answer, else by py-spy from outside; processes without an answer are left out.
+        """By itself or by signal where the process can answer, else by py-spy from outside; those without an answer are left out.
 
         Args:
             targets: Who is asked.
             is_extra: A look that can be done without: it leaves time, and one reading by py-spy, for those that cannot.
         """
         asked: dict[int, tuple[Path, int]] = {}
+        itself: dict[int, page.Record] = {}
         outside: list[Target] = []
         by_pid: dict[int, Target] = {}
         for target in targets:
@@ -96,11 +99,15 @@ class Asker:
             ):  # read last: what is known of a thread grows old within microseconds
                 outside.append(target)
                 continue
+            if not self._is_over and _ticks(found):
+                itself[target.pid] = found
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(target.pid, found.stack_signal)
                 asked[target.pid] = (path, size)
         out = _answers(asked, min(ANSWER_S, self.left_s))
-        silent = [by_pid[p] for p in asked if p not in out]
+        out |= asked_itself(itself, min(ITSELF_S, self.left_s))
+        silent = [by_pid[p] for p in (*asked, *itself) if p not in out]
         return {**out, **self._from_outside([*outside, *silent], is_extra=is_extra)}
 
     def _from_outside(self, targets: Sequence[Target], *, is_extra: bool) -> Stacks:

@@ -1,6 +1,6 @@
 """How is evidence taken from the ranks of this node?
 
-All ranks are asked together (asking.py: a signal where all threads sleep, else py-spy), and the asking has one deadline, after which
+All ranks are asked together (asking.py: themselves where all threads sleep, else by py-spy), and the asking has one deadline, after which
 nobody is asked any more; what is read from files and sockets afterwards takes milliseconds. About 0.2 s for ranks that sleep, 0.3-0.6 s
 with ranks that run on a machine with cores to spare.
 """
@@ -61,6 +61,7 @@ def take(
     with_models: bool = False,
     sample_s: float = SAMPLE_S,
     within_s: float = TAKE_S,
+    is_over: bool = False,
 ) -> tuple[Rank, ...]:
     """The evidence of these live ranks (of which rank, pid, host and node are filled in), all at once.
 
@@ -71,8 +72,9 @@ def take(
         with_models: Read what each parameter of the model is.
         sample_s: How long processor time is measured.
         within_s: After so long no process is asked any more.
+        is_over: See Asker.
     """
-    asker = Asker(within_s)
+    asker = Asker(within_s, is_over=is_over)
     pages = {r.pid: page_of(folder, r.pid) for r in ranks}
     workers = {r.pid: _worker_pids(r.pid, pages[r.pid]) for r in ranks}
     everybody = [

@@ -69,9 +69,8 @@ class Watcher:
         """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""
         if self._job is None or not self._poll.is_quiet():
             return False
-        is_asking = self._asked is not None or self._samples.is_looking
-        is_under_way = is_asking or self._standing is not None or self._trigger.is_waiting
-        return not is_under_way and not any(n.is_lost for n in nodes.values())
+        is_open = (self._asked, self._standing) != (None, None) or self._samples.is_looking
+        return not is_open and not self._trigger.is_waiting and not any(n.is_lost for n in nodes.values())
 
     def row(self) -> dict[str, Any]:
         """This node's ranks, small."""
@@ -382,6 +381,7 @@ class Watcher:
             with_sockets=with_sockets,
             with_models=True,
             sample_s=sample_s,
+            is_over=any(e.failed for e in self._exits.values()),
         )
         taken = self._stood.mark(taken, time.monotonic())
         logs = {p.rank: p.log for p in job.ranks}

@@ -15,11 +15,13 @@ import pytest
 
 from allranks.core.job import Job, NodeInfo, RankProcess
 from allranks.record import frames, page
+from allranks.record import layout as at
 from allranks.record.writer import Writer
-from allranks.watch import asking, proc
+from allranks.watch import asking, proc, sampling
 from allranks.watch.asking import Asker, Target
+from allranks.watch.evidence import Rank, Stack
 from allranks.watch.rows import Row
-from allranks.watch.sampling import AGAIN_S, MOST_TRIES, Samples
+from allranks.watch.sampling import AGAIN_S, ENOUGH, MOST_TRIES, Samples
 from allranks.watch.verdict import Place
 from allranks.watch.watcher import Watcher
 
@@ -260,6 +262,31 @@ def test_samples_when_no_line_is_found_then_tries_are_counted_all_the_same() -> 
     assert samples.is_due((0, "data"), 2.0)  # another rank is slow for a moment
     assert not samples.is_due(slow, 3.0)
     assert samples.is_due(slow, AGAIN_S + 1.0)
+
+
+def test_samples_when_enough_lines_are_found_then_no_more_tries() -> None:
+    samples, slow = Samples(), (1, "data")
+    for _ in range(ENOUGH):
+        assert samples.is_due(slow, 1.0) and samples.is_looking
+        samples.add(slow, [Place("/home/ann/train.py", 7, "main")])
+    assert not samples.is_due(slow, 1.0) and not samples.is_looking
+
+
+@pytest.mark.parametrize(("phase", "is_found"), [(at.PYTHON, True), (at.BACKWARD, False)])
+def test_sample_when_the_rank_answers_itself_then_its_line_counts_if_it_was_in_the_phase_at_that_moment(
+    phase: int, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer()
+    writer.open(str(tmp_path))
+    writer.mark(at.PYTHON)
+    line = Place("/home/ann/train.py", 7, "main")
+    said = {PID: ("itself", (Stack((line,), "MainThread", True),))}
+    monkeypatch.setattr(sampling, "Asker", lambda _: type("", (), {"stacks": lambda *_: said})())
+    Path(str(writer.path)).with_suffix(".fr.json").write_text(json.dumps({"phase": phase}))
+    rank = Rank(1, "gpu-0", pid=os.getpid())
+    said[os.getpid()] = said.pop(PID)
+    assert sampling.places(rank, tmp_path, "python") == ([line] if is_found else [])
+    writer.close()
 
 
 def test_samples_when_lines_are_found_then_the_one_seen_most_is_named() -> None:

@@ -124,13 +124,10 @@ def _answer(number: int) -> None:
         names = [name for ddp in states.known_replicas() if (name := compat.last_gradient(ddp))]
         writer.words[at.W_LAST_GRAD] = writer.string(names[-1]) if names else 0
     found = {source: _parsed(text) for source, text in compat.flight_entries()}
-    making = Path(f"{path}.new")
+    making, phase = Path(f"{path}.new"), writer.words[at.W_PHASE] & 0xFF  # of the same moment as the stacks
+    said = {"answer": number, "rank": writer.words[at.W_RANK], "phase": phase, "stacks": frames.stacks()}
     try:
-        making.write_text(
-            json.dumps(
-                {"answer": number, "rank": writer.words[at.W_RANK], "stacks": frames.stacks(), **found}
-            )
-        )
+        making.write_text(json.dumps({**said, **found}))
         making.replace(path)
     except OSError:
         return

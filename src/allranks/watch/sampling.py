@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allranks.record import page
 from allranks.watch import gather
-from allranks.watch.asking import NO_STACKS, Asker, Target
+from allranks.watch.asking import NO_STACKS, Asker, Target, phase_answered
 from allranks.watch.evidence import Rank, Slow
 from allranks.watch.reading import with_code
 from allranks.watch.stacks import main_stack, user_place
@@ -17,6 +17,8 @@ from allranks.watch.verdict import Place
 
 MOST_TRIES = 12
 """For one rank in one phase, within AGAIN_S: a try may cost 0.1 s of a core."""
+ENOUGH = 4
+"""Lines that were seen."""
 AGAIN_S = 60.0
 WITHIN_S = 0.4
 """For one try."""
@@ -38,7 +40,7 @@ class Samples:
             self._tries.clear()
             self._places.clear()
             self._since = now
-        self.is_looking = self._tries[of] < MOST_TRIES
+        self.is_looking = self._tries[of] < MOST_TRIES and len(self._places[of]) < ENOUGH
         self._tries[of] += self.is_looking
         return self.is_looking
 
@@ -53,15 +55,21 @@ class Samples:
 
 
 def places(rank: Rank | None, record_dir: Path | None, phase: str) -> list[Place]:
-    """The line, if the rank was in `phase` ("" = any) before and after its stack was taken; else none."""
+    """The line, if the rank was in `phase` ("" = any) when its stack was taken; else none.
+
+    Of a stack from outside that is known where no mark was made meanwhile; an answer of its own says it.
+    """
     if rank is None or (before := _mark(rank, record_dir, phase)) is None:
         return []
     target = Target(rank.pid, gather.page_of(record_dir, rank.pid))
-    main = main_stack(Asker(WITHIN_S).stacks([target]).get(rank.pid, NO_STACKS)[1])
+    how, stacks = Asker(WITHIN_S).stacks([target]).get(rank.pid, NO_STACKS)
+    main = main_stack(stacks)
     place = user_place(main.frames) if main else None
-    if place is None or _mark(rank, record_dir, phase) != before:
-        return []  # it went on meanwhile: the stack may be of something else
-    return [place]
+    if how == "itself" and target.page is not None and phase:
+        is_of_phase = phase_answered(target.page) == phase
+    else:
+        is_of_phase = _mark(rank, record_dir, phase) == before
+    return [place] if place is not None and is_of_phase else []
 
 
 def _mark(rank: Rank, record_dir: Path | None, phase: str) -> int | None:

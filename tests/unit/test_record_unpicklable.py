@@ -77,6 +77,20 @@ def test_object_when_it_has_its_own_getattr_then_it_is_not_called() -> None:
     assert len(config.asked) == asked
 
 
+def test_containers_of_the_users_own_then_their_methods_are_not_called() -> None:
+    class Own(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("asked")
+
+    class Row(list[Any]):
+        def __iter__(self) -> Any:
+            raise RuntimeError("asked")
+
+    lock = threading.Lock()
+    found = dict(unpicklable._inside({"own": Own(row=Row([lock]))}))
+    assert found["dict['own']['row'][0]"] is lock
+
+
 def test_object_that_holds_itself_then_the_search_ends() -> None:
     ring: list[Any] = []
     ring.append(ring)

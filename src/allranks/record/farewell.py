@@ -42,17 +42,20 @@ def record_exception(error: BaseException, place: int = at.EXCEPTION, thread: st
         if not line and isinstance(error, SyntaxError) and error.filename:
             line = f"{error.filename}:{error.lineno} <module>"
         process.WRITER.last_words(place, _type_name(error), _message(error), line, thread)
-        if isinstance(error, TypeError):
-            _note_unpicklable(error)
     except Exception:  # noqa: BLE001 - the user's own error must come through, whatever its __str__ does
         process.WRITER.last_words(place, type(error).__name__, "", "", thread)
+    if isinstance(error, TypeError):
+        _note_unpicklable(error)
 
 
 def _note_unpicklable(error: TypeError) -> None:
-    from allranks.record import notes, unpicklable
+    try:
+        from allranks.record import notes, unpicklable
 
-    if path := unpicklable.path_in(error):
-        notes.note("unpicklable", path=path)
+        if path := unpicklable.path_in(error):
+            notes.note("unpicklable", path=path)
+    except Exception:  # noqa: BLE001 - as above; the last words are written
+        return
 
 
 def _type_name(error: BaseException) -> str:

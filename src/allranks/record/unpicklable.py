@@ -57,10 +57,12 @@ def _inside(root: Any) -> Iterator[tuple[str, Any]]:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return [
-            (f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", v) for key, v in list(value.items())
+            (f"[{key!r}]" if type(key) in (str, int) else "[...]", v) for key, v in list(dict.items(value))
         ]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [(f"[{number}]", v) for number, v in enumerate(value)]
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):  # a class of the user's may have its own __iter__
+            iterate: Any = kind.__iter__
+            return [(f"[{number}]", v) for number, v in enumerate(iterate(value))]
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -27,7 +27,8 @@ class HostUse:
     def __init__(self, has_other_nodes: bool, gpus: Gpus | None = None) -> None:
         self._has_other_nodes, self._gpus = has_other_nodes, gpus or Gpus()
         self._used: dict[int, float] = {}
-        self._most, self._shm_used = 0.0, 0
+        self._most = 0.0
+        self._shm_used: int | None = None
         self._queues: dict[str, Any] = {}
         self._next_queues = 0.0
 
@@ -35,7 +36,7 @@ class HostUse:
         """How full /dev/shm is: batches come and go in it, so between two looks it is read ten times a second."""
         size, free = proc.space("/dev/shm")
         if size and free is not None:
-            self._shm_used = max(self._shm_used, size - free)
+            self._shm_used = max(self._shm_used or 0, size - free)
 
     def look(self, ranks: dict[int, int], workers: Iterable[int]) -> dict[str, Any]:
         """What there is to say now; what cannot be read is left out.
@@ -48,7 +49,8 @@ class HostUse:
         if (busy_s := busy_of_host()) is not None:
             found["host_cpu_s"] = round(busy_s, 2)
         self.peek()
-        found["shm_used"], self._shm_used = self._shm_used, 0  # the most since the look before
+        if self._shm_used is not None:
+            found["shm_used"], self._shm_used = self._shm_used, None  # the most since the look before
         pid = next(iter(ranks.values()), 0)
         if self._has_other_nodes and pid:
             found |= _segments(pid)

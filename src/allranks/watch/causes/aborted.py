@@ -24,11 +24,7 @@ def find(case: Case) -> Verdict | None:
         f"{case.who([root])} was aborted (SIGABRT){late}{': ' + said if said else ''}",
         [root],
         where=case.frames([place]) if place else None,
-        facts=[
-            said,
-            "abort() in a library: no Python handler runs, so there is no traceback",
-            *late_facts(root),
-        ],
+        facts=[said, "abort() in a library: no Python handler runs, so there is no traceback"],
         fix=LATE_FIX
         if late
         else "the line says what it was doing; if it communicates, compare what the other ranks do there",
@@ -42,12 +38,6 @@ LATE_FIX = "nothing your script does is at fault or lost; update torch (2.13 on 
 def after_its_end(rank: Rank) -> str:
     """Words for a rank that died while its interpreter was being taken apart; empty if its script was still running."""
     return " after its script had ended" if rank.record and rank.record.exit_kind == "ended" else ""
-
-
-def late_facts(rank: Rank) -> list[str]:
-    """What is known of the death of such a rank."""
-    told = "the script had come to its end: a library was closing down its threads"
-    return [told] if after_its_end(rank) else []
 
 
 def said_at_abort(rank: Rank) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from allranks.watch.case import Case
-from allranks.watch.causes.aborted import LATE_FIX, after_its_end, crash_place, late_facts
+from allranks.watch.causes.aborted import LATE_FIX, after_its_end, crash_place
 from allranks.watch.causes.killed import signal_name
 from allranks.watch.verdict import Verdict
 
@@ -27,7 +27,7 @@ def find(case: Case) -> Verdict | None:
         return None
     number = signal.Signals(root.exit.signal)
     place = crash_place(root)
-    facts = [f"signal {int(number)} ({signal_name(number)}) ended process {root.pid}", *late_facts(root)]
+    facts = [f"signal {int(number)} ({signal_name(number)}) ended process {root.pid}"]
     late = after_its_end(root)
     fix = (
         LATE_FIX

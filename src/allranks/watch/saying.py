@@ -16,6 +16,8 @@ Action = Literal["report", "stop", "restart"]
 
 AGAIN_S = (60.0, 600.0, 1800.0)
 """A hang that goes on is reported again after so long."""
+SETTLES_S = 0.5
+"""After the first report of a hang."""
 SECOND_LOOK_S = 2.0
 """A verdict by which the job cannot go on is said at once, and acted on if no rank has moved after so long."""
 AT_WORK_S = 30.0
@@ -91,6 +93,19 @@ class Standing:
     has_acted: bool = False
     ends_as: Action = "report"
     """What to do after a second look: the job surely cannot go on, if what was seen is so."""
+
+    def __post_init__(self) -> None:
+        self._settles_until = self.since + SETTLES_S
+
+    def stands(self, where: tuple[object, ...], now: float) -> bool:
+        """Whether the ranks stand where they stood.
+
+        Just after the report their place may change once more, though they stand: a light step's marks are ended 0.1 to 0.2 s after it
+        began, and a rank that has been asked falls asleep again. Then they stand since that moment.
+        """
+        if where != self.episode and now < self._settles_until:
+            self.episode, self.since = where, now
+        return where == self.episode
 
     def due(
         self, now: float, on_hang: OnHang, after_s: float | None, *, is_at_work: bool = False

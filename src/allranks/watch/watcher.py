@@ -254,7 +254,7 @@ class Watcher:
         standing = self._standing
         if standing is None:
             return None
-        if standing.episode != self._where_they_are(standing.watched):
+        if not standing.stands(self._where_they_are(standing.watched), now):
             self._talk.event(
                 {"event": "moved-on", "code": standing.verdict.code, "ranks": list(standing.verdict.ranks)}
             )

@@ -358,18 +358,6 @@ def test_action_when_the_job_cannot_go_on_then_stop_else_report() -> None:
     assert [action_later(VERDICT, "stop", 600.0, s) for s in (599.0, 600.0)] == ["report", "stop"]
 
 
-def test_hang_when_a_mark_is_ended_just_after_the_report_then_it_stands_since_then_and_moves_on_later_only() -> (
-    None
-):
-    standing = Standing(VERDICT, (0, 1), ("light",), 10.0, ends_as="stop")
-    assert standing.stands(("light",), 10.1) and standing.since == 10.0
-    assert standing.stands(("backward",), 10.2) and standing.since == 10.2
-    assert standing.stands(("backward",), 12.0)
-    assert not standing.stands(("optimizer",), 12.1)
-    moving = Standing(VERDICT, (0, 1), (0,), 10.0, ends_as="stop")
-    assert [moving.stands((n,), 10.0 + 0.2 * n) for n in range(5)] == [True, True, True, False, False]
-
-
 def test_standing_when_job_cannot_go_on_then_it_is_ended_after_a_second_look() -> None:
     standing = Standing(VERDICT, (0, 1), (), 0.0, ends_as="stop")
     assert standing.due(SECOND_LOOK_S / 2, "report", None) is None

@@ -5,20 +5,7 @@ from __future__ import annotations
 from allranks.watch.saying import Standing
 from allranks.watch.verdict import Verdict
 
-VERDICT = Verdict(
-    "AR221",
-    "rank-stopped",
-    "rank 1 on gpu-a is stopped (SIGSTOP, state T); rank 0 waits for it",
-    (1,),
-    ("gpu-a",),
-    ("train.py:27 in main:  loss.backward()",),
-    3.1,
-    31,
-    "rank 0 waits in the gradient all-reduce (train.py:24 loss.backward())",
-    ("process state T",),
-    "kill -CONT 4711",
-    alternatives=(Alternative("AR222", "a dead disk", "its state"),),
-)
+VERDICT = Verdict("AR252", "other-operation", "rank 0 is in all_reduce; rank 1 is in broadcast", (0, 1))
 
 
 def test_hang_when_a_mark_is_ended_just_after_the_report_then_it_stands_since_then_and_moves_on_later_only() -> (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -13,15 +12,12 @@ from typing import Any
 
 import pytest
 
-from allranks.core.job import Job, NodeInfo, RankProcess
+from allranks.core.job import Job, NodeInfo
 from allranks.record import frames, page
-from allranks.record import layout as at
 from allranks.record.writer import Writer
-from allranks.watch import asking, proc, sampling
+from allranks.watch import asking, proc
 from allranks.watch.asking import Asker, Target
-from allranks.watch.evidence import Rank, Stack
 from allranks.watch.rows import Row
-from allranks.watch.sampling import AGAIN_S, ENOUGH, MOST_TRIES, Samples
 from allranks.watch.verdict import Place
 from allranks.watch.watcher import Watcher
 
@@ -220,30 +216,6 @@ def test_watcher_when_something_is_under_way_then_not_quiet(
     assert not watcher.is_quiet(nodes)
 
 
-def test_watcher_when_a_rank_looks_slow_then_not_quiet_until_its_line_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = RankProcess(0, 0, os.getpid(), 0.0, tmp_path / "rank0.log")
-    watcher, tries = Watcher(), 0
-    watcher.start(Job("j", tmp_path, tmp_path, "gpu-0", 0, True, 1, 0, (rank,), ()), Talk())
-    monkeypatch.setattr(watcher._poll, "is_quiet", lambda: True)
-    monkeypatch.setattr(watcher._poll, "newest", {0: Row(0, "R")})
-    monkeypatch.setattr(watcher, "_sample", lambda *_: [])
-    watcher._slowness._suspect, watcher._slowness._phase = 0, "data"
-    watcher.tick({})
-    while not watcher.is_quiet({}):
-        tries += 1
-        watcher.tick({})
-    assert tries == MOST_TRIES
-    watcher._samples = Samples()
-    watcher.tick({})
-    assert not watcher.is_quiet({})
-    watcher._slowness._suspect = None  # it no longer does
-    watcher.tick({})
-    assert watcher.is_quiet({})
-    watcher.close()
-
-
 def test_watcher_when_another_attempt_begins_then_the_files_of_the_one_before_are_closed(
     tmp_path: Path,
 ) -> None:
@@ -254,44 +226,3 @@ def test_watcher_when_another_attempt_begins_then_the_files_of_the_one_before_ar
     watcher.start(job, Talk())
     assert first.closed and not watcher._poll._timeline._file.closed
     watcher.close()
-
-
-def test_samples_when_no_line_is_found_then_tries_are_counted_all_the_same() -> None:
-    samples, slow = Samples(), (1, "data")
-    assert [samples.is_due(slow, 0.1 * k) for k in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]
-    assert samples.is_due((0, "data"), 2.0)  # another rank is slow for a moment
-    assert not samples.is_due(slow, 3.0)
-    assert samples.is_due(slow, AGAIN_S + 1.0)
-
-
-def test_samples_when_enough_lines_are_found_then_no_more_tries() -> None:
-    samples, slow = Samples(), (1, "data")
-    for _ in range(ENOUGH):
-        assert samples.is_due(slow, 1.0) and samples.is_looking
-        samples.add(slow, [Place("/home/ann/train.py", 7, "main")])
-    assert not samples.is_due(slow, 1.0) and not samples.is_looking
-
-
-@pytest.mark.parametrize(("phase", "is_found"), [(at.PYTHON, True), (at.BACKWARD, False)])
-def test_sample_when_the_rank_answers_itself_then_its_line_counts_if_it_was_in_the_phase_at_that_moment(
-    phase: int, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = Writer()
-    writer.open(str(tmp_path))
-    writer.mark(at.PYTHON)
-    line = Place("/home/ann/train.py", 7, "main")
-    said = {PID: ("itself", (Stack((line,), "MainThread", True),))}
-    monkeypatch.setattr(sampling, "Asker", lambda _: type("", (), {"stacks": lambda *_: said})())
-    Path(str(writer.path)).with_suffix(".fr.json").write_text(json.dumps({"phase": phase}))
-    rank = Rank(1, "gpu-0", pid=os.getpid())
-    said[os.getpid()] = said.pop(PID)
-    assert sampling.places(rank, tmp_path, "python") == ([line] if is_found else [])
-    writer.close()
-
-
-def test_samples_when_lines_are_found_then_the_one_seen_most_is_named() -> None:
-    samples, places = Samples(), [Place("/home/ann/train.py", n, "main") for n in (7, 8, 9)]
-    for n, times in enumerate((5, 1, 2)):
-        samples.add((1, "data"), [places[n]] * times)
-    assert samples.most((1, "data")) == (places[0], places[2])
-    assert samples.most((0, "data")) == ()

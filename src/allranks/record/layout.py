@@ -1,7 +1,7 @@
 """Where does each thing lie in a record page?
 
 A page is one mapped file of 32 KiB, `$ALLRANKS_RECORD_DIR/<pid>.page`: 4096 words of 8 bytes, native byte
-order, signed. One process writes it and any may read it; only ASK is written by readers. What keeps a
+order, signed. One process writes it and any may read it; only ASK and SAMPLE_UNTIL_NS are written by readers. What keeps a
 reader from half-written things: one fact is one word, and a word is stored at once; a phase and its line
 share a word; a slot of the ring of collectives carries its number first and last, a string its number
 first: a torn one is left out. There is no lock, so a stopped writer blocks nobody.
@@ -10,7 +10,7 @@ This module is imported at the start of every Python process of a job: no import
 """
 
 MAGIC = 0x314B4E41524C4C41  # b"ALLRANK1", little-endian
-VERSION = 3
+VERSION = 4
 WORDS = 4096
 PAGE_BYTES = WORDS * 8
 SUFFIX = ".page"
@@ -140,4 +140,8 @@ M_STEP, M_START, M_DATA_FROM, M_DATA_TO, M_FORWARD_FROM, M_FORWARD_TO, M_BUFFERS
 M_BACKWARD_FROM, M_READY, M_BACKWARD_TO, M_OPTIMIZER_FROM, M_END, M_TAIL = range(8, 14)
 
 # Two lines that W_SEEN names in turn, as strings are named: any line may be seen, and all would fill the room for strings.
-SEEN, SEEN_WORDS = 4000, 48
+SEEN, SEEN_WORDS = 4000, 32
+
+# Where the thread that trains was seen while somebody wants to know that (sampled.py), a ring; each as W_PHASE.
+W_SAMPLE_UNTIL_NS, W_NUM_SAMPLED = 4064, 4065
+SAMPLED, NUM_SAMPLED = 4066, 30

@@ -69,6 +69,8 @@ def _tick(stop: Any) -> None:
         words[at.W_TICKS] = ticks
         if writer.light.is_on:
             seen = _look_at_light(seen)
+        if words[at.W_SAMPLE_UNTIL_NS]:
+            _sample()
         writer.flush()
         if states.world is not None:
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
@@ -103,6 +105,19 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
     return light.step, now
 
 
+def _sample() -> None:
+    """One more line of the thread that trains, while they are asked for."""
+    writer, words = process.WRITER, process.WRITER.words
+    if words[at.W_SAMPLE_UNTIL_NS] < monotonic_ns():
+        words[at.W_SAMPLE_UNTIL_NS] = words[at.W_NUM_SAMPLED] = 0
+        return
+    frame = sys._current_frames().get(writer.owner)
+    phase = phase_on(frame)[0] if writer.light.is_on else words[at.W_PHASE] & 0xFF
+    number = words[at.W_NUM_SAMPLED]
+    words[at.SAMPLED + number % at.NUM_SAMPLED] = phase | process.LINES.of(frame)
+    words[at.W_NUM_SAMPLED] = number + 1
+
+
 _answering: threading.Thread | None = None
 
 
@@ -124,8 +139,8 @@ def _answer(number: int) -> None:
         names = [name for ddp in states.known_replicas() if (name := compat.last_gradient(ddp))]
         writer.words[at.W_LAST_GRAD] = writer.string(names[-1]) if names else 0
     found = {source: _parsed(text) for source, text in compat.flight_entries()}
-    making, phase = Path(f"{path}.new"), writer.words[at.W_PHASE] & 0xFF  # of the same moment as the stacks
-    said = {"answer": number, "rank": writer.words[at.W_RANK], "phase": phase, "stacks": frames.stacks()}
+    making = Path(f"{path}.new")
+    said = {"answer": number, "rank": writer.words[at.W_RANK], "stacks": frames.stacks()}
     try:
         making.write_text(json.dumps({**said, **found}))
         making.replace(path)

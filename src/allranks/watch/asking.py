@@ -197,15 +197,6 @@ def _answer_of(asked: page.Record, number: int) -> tuple[Stack, ...] | None:
         return None
 
 
-def phase_answered(asked: page.Record) -> str:
-    """What the process did at the moment of its last answer, as the names of phases; empty if it has not said."""
-    try:
-        found = json.loads(page.side_file(asked, ".fr.json").read_text(encoding="utf-8"))
-        return page.Phase(int(found["phase"])).name.lower()
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
 def py_spy(pid: int, within_s: float, *options: str) -> str:
     """What py-spy says of a process without stopping it, as JSON; empty if it cannot, or not in time."""
     tool = Path(sys.executable).parent / "py-spy"

@@ -14,7 +14,7 @@ from allranks.watch.evidence import Slow
 from allranks.watch.rows import WORK_PHASES, Row
 
 WINDOW_S = 4.0
-LOOK_EVERY_S = 0.45
+LOOK_EVERY_S = 0.25
 """The watcher may come ten times a second, and three comparisons take it longer than all else of a look."""
 MIN_STEPS = 5
 MIN_SHARE = 0.15

@@ -63,14 +63,14 @@ class Watcher:
         self._lost: set[int] = set()
         self._told_silent: set[str] = set()
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
-        self._samples, self._stood = sampling.Samples(), Stood()
+        self._stood, self._sampled_at = Stood(), 0.0
+        self._seen_at: dict[tuple[int, str], list[Place]] = {}  # by rank and phase: where slow ones stood
 
     def is_quiet(self, nodes: Mapping[int, NodeInfo]) -> bool:
         """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""
-        if self._job is None or not self._poll.is_quiet():
+        if self._job is None or not self._poll.is_quiet() or self._trigger.is_waiting:
             return False
-        is_open = (self._asked, self._standing) != (None, None) or self._samples.is_looking
-        return not is_open and not self._trigger.is_waiting and not any(n.is_lost for n in nodes.values())
+        return not (self._asked or self._standing or any(n.is_lost for n in nodes.values()))
 
     def row(self) -> dict[str, Any]:
         """This node's ranks, small."""
@@ -100,7 +100,9 @@ class Watcher:
             return self._when_answered(rows, now)
         found = self._trigger.look(rows, now)
         if found is not None:
-            return self._investigate(found, rows, now)
+            said = self._investigate(found, rows, now)
+            if said or found.kind not in QUIET_KINDS:
+                return said
         if (again := self._again(now)) is not None:
             return (again,)
         return self._look_for_slow(rows, now)
@@ -161,7 +163,7 @@ class Watcher:
         """Another node's evidence (or this one's)."""
         if "places" in bundle:
             rank, phase = bundle["of"]
-            self._samples.add((rank, phase), [from_json(Place, p) for p in bundle["places"]])
+            self._seen_at[rank, phase] = [from_json(Place, p) for p in bundle["places"]]
         elif (
             bundle.get("number") == self._asked_times
         ):  # else late: of another moment than the others' answers
@@ -225,28 +227,25 @@ class Watcher:
         if not lost - self._lost:
             return ()
         self._lost |= lost
-        evidence = replace(
-            self._evidence("lost", self._rows(), fresh=True), here=job.node_rank, hub=min(lost)
-        )
-        return self._conclude(evidence)
+        evidence = self._evidence("lost", self._rows(), fresh=True)
+        return self._conclude(replace(evidence, here=job.node_rank, hub=min(lost)))
 
     def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
         slow = self._slowness.look(rows, now)
-        self._samples.is_looking = False
         suspect, phase = self._slowness.suspect(), self._slowness.suspect_phase()
         if suspect is None or ("AR800", (suspect,)) in self._said:
             return ()
-        if self._samples.is_due((suspect, phase), now):
+        if slow is not None or now - self._sampled_at > sampling.EVERY_S:
+            self._sampled_at = now
             if suspect in self._poll.newest:
-                self._samples.add((suspect, phase), self._sample(suspect, phase))
+                self._seen_at[suspect, phase] = self._sample(suspect, phase)
             else:
                 theirs = [n for n, i in self._nodes.items() if suspect in i.ranks]
                 self._talk.ask({"sample": suspect, "phase": phase}, theirs)
         if slow is None:
             return ()
-        places = self._samples.most((slow.rank, slow.phase))
-        evidence = replace(self._evidence("slow", rows, fresh=True), slow=sampling.with_places(slow, places))
-        return self._conclude(evidence)
+        slow = sampling.with_places(slow, self._seen_at.get((slow.rank, slow.phase), ()))
+        return self._conclude(replace(self._evidence("slow", rows, fresh=True), slow=slow))
 
     def _again(self, now: float) -> Said | None:
         """A hang that goes on: report again, or act on it."""
@@ -394,7 +393,7 @@ class Watcher:
         return gather.node_of(Node(self._job.node_rank, self._job.host), self._oom_before)
 
     def _sample(self, rank: int, phase: str) -> list[Place]:
-        """Where the rank's main thread stands right now, if it is in `phase`."""
+        """Where the rank's main thread stood lately while it was in `phase`."""
         assert self._job is not None
         found = next((r for r in self._poll.ranks() if r.rank == rank), None)
         return sampling.places(found, self._job.record_dir, phase)

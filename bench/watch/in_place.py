@@ -1,10 +1,10 @@
 """What does each mark cost where it is, between torch's own calls? Clocks before and behind the original, inside and outside of the mark.
 
-    python bench/watch/in_place.py [--steps 3000]
+    python bench/watch/in_place.py [--steps 6000]
 
-Prints for each mark the median and the mean of what it adds before and after the call that it marks, in microseconds, per step. Medians of
-single steps do not see what others do on the machine; a clock costs 0.06 us of each figure, which is taken off. The mean is trimmed by the
-slowest hundredth, and has what marks do only now and then.
+In turn, for so many steps each, the clocks stand around the mark and around a call that only passes on: what that shows is what clocks
+and their own calls cost there (some 8 us a step), and the difference is the mark's. Printed for each mark, in microseconds a step: the
+difference of medians, which has what each step pays, and of means (the slowest hundredth left out), which has the steps looked at, too.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ import argparse
 import os
 import statistics
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-spent: dict[str, list[int]] = {}
-"""By mark, ns in each step."""
+BLOCK = 250
+"""Steps with the marks, then without."""
+LEFT_OUT = 1000
+"""Steps at the beginning, in which marks that look for something only then are still there."""
+
+spent: dict[str, dict[bool, list[int]]] = defaultdict(lambda: {True: [], False: []})
+"""By mark and whether it is in place: ns in each step."""
 _now: dict[str, int] = {}
+_is_marked = True
 
 
 def between(name: str, place: Any, attribute: str) -> None:
     """Put clocks around the mark at `place.attribute`, and around what it marks."""
+    from allranks.record import process
+
     marked = vars(place)[attribute]
     plain, cell = _original(marked, attribute)
     inside = [0, 0]
@@ -37,14 +46,26 @@ def between(name: str, place: Any, attribute: str) -> None:
 
     cell.cell_contents = inner
 
-    def outer(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter_ns()
-        try:
-            return marked(*args, **kwargs)
-        finally:
-            _now[name] = _now.get(name, 0) + inside[0] - began + perf_counter_ns() - inside[1]
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            chosen = call if _is_marked else inner
+            began = perf_counter_ns()
+            try:
+                return chosen(*args, **kwargs)
+            finally:
+                _now[name] = _now.get(name, 0) + inside[0] - began + perf_counter_ns() - inside[1]
 
+        return outer
+
+    outer = timed(marked)
     setattr(place, attribute, outer)
+    taken_off = (
+        process.WRITER.light._off
+    )  # such marks are taken off in quick steps: what is there then has clocks, too
+    taken_off[:] = [
+        (places, key, outer, timed(inner), phase) if found is marked else (places, key, found, instead, phase)
+        for places, key, found, instead, phase in taken_off
+    ]
 
 
 def _original(marked: Any, name: str) -> tuple[Callable[..., Any], Any]:
@@ -57,10 +78,20 @@ def _original(marked: Any, name: str) -> tuple[Callable[..., Any], Any]:
 
 
 def around_hooks(name: str, hooks: dict[int, Callable[..., Any]]) -> None:
-    """The same of the global hooks of optimizers, which are ours as a whole."""
+    """The same of the global hooks of optimizers, which are ours as a whole; they count steps, so they stay while clocks are measured."""
+
+    def nothing(*_: Any) -> None:
+        pass
+
     for key, hook in list(hooks.items()):
 
         def timed(*args: Any, hook: Callable[..., Any] = hook) -> None:
+            if not _is_marked:
+                began = perf_counter_ns()
+                nothing(*args)
+                _now[name] = _now.get(name, 0) + perf_counter_ns() - began
+                hook(*args)
+                return
             began = perf_counter_ns()
             hook(*args)
             _now[name] = _now.get(name, 0) + perf_counter_ns() - began
@@ -69,6 +100,7 @@ def around_hooks(name: str, hooks: dict[int, Callable[..., Any]]) -> None:
 
 
 def main(steps: int) -> None:
+    global _is_marked
     import torch
     import torch.distributed as dist
     import torch.utils.data.dataloader as loading
@@ -76,53 +108,48 @@ def main(steps: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as optimizers
 
-    model, optimizer, loss_of, loader = plain_job(steps)
-    between("backward", torch.autograd, "backward")
-    between("forward", DistributedDataParallel, "forward")
-    between("next batch", loading._BaseDataLoaderIter, "__next__")
-    for name, place, attribute in (
-        ("indices", loading._BaseDataLoaderIter, "_next_index"),
-        ("zero_grad", torch.optim.Optimizer, "zero_grad"),
-    ):
-        if "allranks" in vars(place)[attribute].__code__.co_filename:
-            between(name, place, attribute)
-    around_hooks("step begins", optimizers._global_optimizer_pre_hooks)
-    around_hooks("step ends", optimizers._global_optimizer_post_hooks)
+    from allranks.record import process
 
+    model, optimizer, loss_of, loader = plain_job(LEFT_OUT + steps)
+    batches = iter(loader)
     whole: list[int] = []
-    began = perf_counter_ns()
-    for x, y in loader:
+    for number in range(LEFT_OUT + steps):
+        if number == LEFT_OUT:
+            process.WRITER.light.put_back(0)
+            between("backward", torch.autograd, "backward")
+            between("forward", DistributedDataParallel, "forward")
+            between("next batch", loading._BaseDataLoaderIter, "__next__")
+            around_hooks("step begins", optimizers._global_optimizer_pre_hooks)
+            around_hooks("step ends", optimizers._global_optimizer_post_hooks)
+        began = perf_counter_ns()
+        x, y = next(batches)
         optimizer.zero_grad()
         loss_of(model(x), y).backward()
         optimizer.step()
-        now = perf_counter_ns()
-        whole.append(now - began)
-        began = now
-        for name, ns in _now.items():
-            spent.setdefault(name, []).append(ns)
+        whole.append(perf_counter_ns() - began)
+        if number % BLOCK > BLOCK // 5:  # not while what was switched settles
+            for name, ns in _now.items():
+                spent[name][_is_marked].append(ns)
         _now.clear()
+        _is_marked = number // BLOCK % 2 == 0
     print(f"a step: median {statistics.median(whole) / 1e3:.0f} us (with these clocks)")
-    clock = statistics.median(_clock() for _ in range(1000))
     total = [0.0, 0.0]
     for name, found in spent.items():
-        clocks = 1 if name.startswith("step ") else 2
-        kept = sorted(found[len(found) // 10 :])
-        kept = kept[: -max(1, len(kept) // 100)]
-        row = [max(0, f(kept) - clocks * clock) / 1e3 for f in (statistics.median, statistics.fmean)]
+        row = [(f(found[True]) - f(found[False])) / 1e3 for f in (statistics.median, _trimmed_mean)]
         total = [a + b for a, b in zip(total, row, strict=True)]
         print(f"{name:12} median {row[0]:6.2f} us   mean {row[1]:6.2f} us")
     print(f"{'all':12} median {total[0]:6.2f} us   mean {total[1]:6.2f} us")
     dist.destroy_process_group()
 
 
-def _clock() -> int:
-    began = perf_counter_ns()
-    return perf_counter_ns() - began
+def _trimmed_mean(values: list[int]) -> float:
+    kept = sorted(values)
+    return statistics.fmean(kept[: len(kept) - max(1, len(kept) // 100)])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=6000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         os.environ.setdefault("RANK", "0")

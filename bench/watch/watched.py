@@ -1,10 +1,11 @@
 """What does `allranks run` cost a hand-written DDP job? The same job with and without the watcher, started once each and then in turn.
 
-    python bench/watch/watched.py [--jobs tiny cnn lm] [--rounds 20] [--starts 3] [--ranks 2]
+    python bench/watch/watched.py [--jobs tiny cnn lm] [--rounds 7] [--starts 8] [--ranks 2]
 
 All of it is in the figure: marks, looks, the tick thread, the agent. A ratio is taken within a round, in which both do as many steps, one
-after the other, in either order. Two processes of the same program differ by some percent for as long as they live (where their memory
-lies), so each start is a pair of new ones, and the median over the starts counts.
+after the other, in either order. Two processes of the same program differ by some percent for as long as they live (where their
+memory lies): so each start is of new ones, the mean over the starts counts, with how sure it is, and the job without the watcher is there
+twice: what the second shows to the first is nothing but that.
 """
 
 from __future__ import annotations
@@ -40,45 +41,61 @@ def start(job: str, ranks: int, home: str, *more: str) -> Job:
     return Job(" ".join(more) or "watched", [command], ranks, environment, OVERHEAD)
 
 
-def pair(job: str, options: argparse.Namespace) -> tuple[list[float], list[float], float]:
-    """Ratios of wall and of processor time, watched to not watched, of each round; and a step's ms without."""
-    walls, works, plain = [], [], []
+def ratios(job: str, options: argparse.Namespace) -> tuple[dict[str, tuple[float, float]], float]:
+    """Of one start, medians of rounds, wall and processor time: of the watched job to the mean of the two others, of the second of these
+    to the first; and a step's ms in the first."""
+    found: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as home:
-        jobs = [start(job, options.ranks, home), start(job, options.ranks, home, "--no-watch")]
+        jobs = {
+            name: start(job, options.ranks, home, *([] if name == "watched" else ["--no-watch"]))
+            for name in ("without", "watched", "again")
+        }
         try:
-            for each in jobs:
+            for each in jobs.values():
                 each.first_step()
                 each.turn(STEPS[job])  # warm
             for number in range(options.rounds):
-                found = {}
-                for each in jobs if number % 2 else reversed(jobs):
-                    found[each.name] = each.turn(STEPS[job])
-                watched, without = found["watched"], found["--no-watch"]
-                walls.append(watched[0] / without[0])
-                works.append(watched[1] / without[1])
-                plain.append(without[0])
+                for name in list(jobs) if number % 2 else list(jobs)[::-1]:
+                    found.setdefault(name, []).append(jobs[name].turn(STEPS[job]))
         finally:
-            for each in jobs:
+            for each in jobs.values():
                 each.close()
-    return walls, works, statistics.median(plain)
+    first, second = found["without"], found["again"]
+    mean = [((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in zip(first, second, strict=True)]
+    out = {"watched": _ratio(found["watched"], mean), "again": _ratio(second, first)}
+    return out, statistics.median(wall for wall, _ in first)
+
+
+def _ratio(mine: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> tuple[float, float]:
+    pairs = list(zip(mine, theirs, strict=True))
+    wall, work = (statistics.median(one[k] / other[k] for one, other in pairs) for k in (0, 1))
+    return wall, work
+
+
+def mean_of(values: list[float]) -> str:
+    """The mean, and twice its standard error."""
+    spread = 2 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.fmean(values):.3f} +- {spread:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", nargs="+", choices=sorted(STEPS), default=["tiny", "cnn", "lm"])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--starts", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
-    print("| job | ms a step, not watched | wall, watched to not | processor time, watched to not | starts |")
-    print("|---|---|---|---|---|")
+    print(
+        "| job | ms a step, not watched | wall, watched to not | processor time | not watched, once more: wall | starts |"
+    )
+    print("|---|---|---|---|---|---|")
     for job in options.jobs:
-        rows = [pair(job, options) for _ in range(options.starts)]
-        wall, work = ([statistics.median(row[kind]) for row in rows] for kind in (0, 1))
-        each = ", ".join(f"{a:.3f}/{b:.3f}" for a, b in zip(wall, work, strict=True))
+        rows = [ratios(job, options) for _ in range(options.starts)]
+        wall, work = ([of["watched"][k] for of, _ in rows] for k in (0, 1))
+        again = [of["again"][0] for of, _ in rows]
         print(
-            f"| {job} | {statistics.median(row[2] for row in rows):.3g} | **{statistics.median(wall):.3f}** "
-            f"| {statistics.median(work):.3f} | {each} |",
+            f"| {job} | {statistics.median(ms for _, ms in rows):.3g} | **{mean_of(wall)}** | {mean_of(work)} | {mean_of(again)} "
+            f"| {', '.join(f'{w:.3f}' for w in wall)} |",
             flush=True,
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 from allranks.core.cores import stand_back
 from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
-from allranks.record.light import STALE_NS, phase_on
+from allranks.record.light import STALE_NS, is_within, phase_on
 from allranks.record.lines import describe, user_frame
 
 EVERY_S = 0.1
@@ -69,6 +69,8 @@ def _tick(stop: Any) -> None:
         words[at.W_TICKS] = ticks
         if writer.light.is_on:
             seen = _look_at_light(seen)
+        elif writer.light.left:
+            _end_left(writer.light.left)
         if words[at.W_SAMPLE_UNTIL_NS]:
             _sample()
         writer.flush()
@@ -103,6 +105,18 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
             words[at.W_SEEN] = light.data_key if phase == at.DATA else phase | process.LINES.of(mark.f_back)
         words[at.LOADER + at.L_DRAWN], words[at.W_MICRO_STEP] = light.drawn, light.micro_steps
     return light.step, now
+
+
+def _end_left(phase: int) -> None:
+    """The call that went on when light marks were ended, and whose mark was off then, may be over: nobody else says so."""
+    writer, words, now = process.WRITER, process.WRITER.words, monotonic_ns()
+    frame = sys._current_frames().get(writer.owner)
+    if not is_within(frame, phase) and words[at.W_PHASE] & 0xFF == phase:
+        # No call from here on: no mark of the thread that trains comes in between.
+        spent = now - words[at.W_SINCE_NS]
+        writer.spent_ns[phase] += spent if spent > 0 else 0
+        words[at.W_PHASE], words[at.W_SINCE_NS] = at.PYTHON, now
+        writer.light.left = 0
 
 
 def _sample() -> None:

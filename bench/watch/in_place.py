@@ -31,8 +31,6 @@ _is_marked = True
 
 def between(name: str, place: Any, attribute: str) -> None:
     """Put clocks around the mark at `place.attribute`, and around what it marks."""
-    from allranks.record import process
-
     marked = vars(place)[attribute]
     plain, cell = _original(marked, attribute)
     inside = [0, 0]
@@ -46,26 +44,15 @@ def between(name: str, place: Any, attribute: str) -> None:
 
     cell.cell_contents = inner
 
-    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
-        def outer(*args: Any, **kwargs: Any) -> Any:
-            chosen = call if _is_marked else inner
-            began = perf_counter_ns()
-            try:
-                return chosen(*args, **kwargs)
-            finally:
-                _now[name] = _now.get(name, 0) + inside[0] - began + perf_counter_ns() - inside[1]
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        chosen = marked if _is_marked else inner
+        began = perf_counter_ns()
+        try:
+            return chosen(*args, **kwargs)
+        finally:
+            _now[name] = _now.get(name, 0) + inside[0] - began + perf_counter_ns() - inside[1]
 
-        return outer
-
-    outer = timed(marked)
     setattr(place, attribute, outer)
-    taken_off = (
-        process.WRITER.light._off
-    )  # such marks are taken off in quick steps: what is there then has clocks, too
-    taken_off[:] = [
-        (places, key, outer, timed(inner), phase) if found is marked else (places, key, found, instead, phase)
-        for places, key, found, instead, phase in taken_off
-    ]
 
 
 def _original(marked: Any, name: str) -> tuple[Callable[..., Any], Any]:
@@ -108,14 +95,11 @@ def main(steps: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as optimizers
 
-    from allranks.record import process
-
     model, optimizer, loss_of, loader = plain_job(LEFT_OUT + steps)
     batches = iter(loader)
     whole: list[int] = []
     for number in range(LEFT_OUT + steps):
         if number == LEFT_OUT:
-            process.WRITER.light.put_back(0)
             between("backward", torch.autograd, "backward")
             between("forward", DistributedDataParallel, "forward")
             between("next batch", loading._BaseDataLoaderIter, "__next__")

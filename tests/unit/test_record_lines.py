@@ -122,3 +122,24 @@ def test_describe_when_path_is_relative_then_absolute(
     monkeypatch.chdir(tmp_path)
     code = compile("0", "train.py", "exec")
     assert lines.describe(code, 1) == f"{tmp_path}/train.py:1 <module>"
+
+
+def test_frame_of_another_thread_when_it_goes_on_meanwhile_then_neither_of_its_places_gets_the_name_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: dict[str, object] = {}
+    exec(compile("def steps():\n    yield 1\n    yield 2\n", "/home/u/train.py", "exec"), names)
+    made = names["steps"]()  # type: ignore[operator]
+    next(made)
+    describe = lines.describe
+
+    def describe_late(*args: object) -> str:
+        monkeypatch.setattr(lines, "describe", describe)
+        next(made)  # as the other thread does, while this one waits for the lock
+        return describe(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lines, "describe", describe_late)
+    writer = Writer()
+    found = Lines(writer)
+    first, second = (writer.name_of(found.of(made.gi_frame) >> 8) for _ in range(2))
+    assert (first, second) == ("/home/u/train.py:2 steps", "/home/u/train.py:3 steps")

@@ -20,7 +20,6 @@ TYPE_CHECKING = False  # as in writer.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
-    from typing import Any
 
 STALE_NS = 400_000_000
 """No longer is it since the last clock, however many steps there are until one is looked at."""
@@ -38,12 +37,8 @@ _SOON = 8
 class Light:
     """What light marks count: all of it in one object, since what costs is memory that is not in the cache.
 
-    Marks that count nothing are taken off meanwhile (`takes_off`). A call that goes on when light marks end is then marked by nobody
-    when it comes back, and the tick thread looks after it (`left`).
-
     Attributes:
         is_on: The marks of the step that goes on are light.
-        left: The phase in which they ended in the step that goes on, if its mark was off; else 0.
         step: Optimizer steps that have ended; the page has it after each.
         micro_steps: Forwards since then whose gradients are to come.
         syncs: Forwards so far whose backward averages gradients.
@@ -60,14 +55,12 @@ class Light:
     """
 
     __slots__ = (
-        "_off",
         "_references",
         "data_key",
         "drawn",
         "is_hook_counted",
         "is_on",
         "iterator",
-        "left",
         "micro_steps",
         "model",
         "optimizer",
@@ -80,38 +73,17 @@ class Light:
     )
 
     def __init__(self, words: memoryview) -> None:
-        self._off: list[tuple[dict[str, Any], str, Any, Any, int]] = []
         self.begin(words)
 
     def begin(self, words: memoryview) -> None:
         """A new page."""
-        self.put_back(at.START)
         self.step_word = words[at.W_STEP : at.W_STEP + 1]
-        self.is_on, self.is_hook_counted, self.left = False, True, 0
+        self.is_on, self.is_hook_counted = False, True
         self.step = self.micro_steps = self.syncs = self.drawn = 0
         self.until = self.until_syncs = self.model = self.iterator = self.optimizer = 0
         self.optimizers: dict[int, bool] = {}
         self._references: dict[int, object] = {}
         self.data_key = at.DATA
-
-    def takes_off(self, phase: int, places: dict[str, Any], name: str, plain: Any) -> None:
-        """While marks are light, `places[name]` is `plain`, of which the process does `phase`, if it is ours otherwise."""
-        self._off.append((places, name, places[name], plain, phase))
-
-    def turn_on(self) -> None:
-        """The marks of the step that begins are light."""
-        self.is_on, self.left = True, 0
-        for places, name, marked, plain, _ in self._off:
-            if places.get(name) is marked:  # else somebody has put his own around it
-                places[name] = plain
-
-    def put_back(self, phase: int) -> None:
-        """The marks that are off are on again, while the process does `phase`; by any thread, and more than once."""
-        for places, name, marked, plain, of in self._off:
-            if places.get(name) is plain:
-                places[name] = marked
-                if of == phase:
-                    self.left = phase
 
     def know(self, optimizer: object, *, is_counted: bool) -> None:
         """Whether the steps of an optimizer are counted; forgotten with it, since another may get its id."""

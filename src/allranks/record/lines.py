@@ -102,8 +102,12 @@ class Lines:
         return self._name(frame, numbers) if key is None else key
 
     def _name(self, frame: FrameType, numbers: dict[int, int]) -> int:
-        key = self.writer.string(describe(frame.f_code, frame.f_lineno)) << 8
-        numbers[frame.f_lasti] = key
+        at, line = (
+            frame.f_lasti,
+            frame.f_lineno,
+        )  # together: of another thread's frame, it may go on in the middle of this
+        key = self.writer.string(describe(frame.f_code, line)) << 8
+        numbers[at] = key
         return key
 
 

@@ -80,9 +80,6 @@ def mark_backward(module: Any) -> None:
 
     stands_for(BACKWARD, marked_backward)
     module.backward = marked_backward
-    if states.on_failure is None and hasattr(backward, "__code__"):  # else a failure is told of, in any step
-        stands_for(BACKWARD, backward)
-        light.takes_off(BACKWARD, vars(module), "backward", backward)
 
 
 def resume() -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_ROOM = (at.STRINGS_END - at.STRINGS) // 4
+
+
 class Texts:
     """The texts of a page that one process writes."""
 
@@ -40,7 +43,13 @@ class Texts:
 
     def name_of(self, number: int) -> str:
         """The text that `string` gave `number` for; "" if it is written over. Not for every step."""
-        return next((text for text, known in self._numbers.items() if known == number), "")
+        known = tuple(self._numbers.items())  # at once: the tick thread may add one meanwhile
+        return next((text for text, has in known if has == number), "")
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a text or two more will not make it start over."""
+        return self._next_string < at.STRINGS_END - _ROOM
 
     def _add_string(self, text: str) -> int:
         raw = text.encode("utf-8", "replace")

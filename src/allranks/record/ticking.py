@@ -18,7 +18,7 @@ from typing import Any
 from allranks.core.cores import stand_back
 from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
-from allranks.record.light import STALE_NS, is_within, phase_on
+from allranks.record.light import STALE_NS, phase_on
 from allranks.record.lines import describe, user_frame
 
 EVERY_S = 0.1
@@ -69,8 +69,6 @@ def _tick(stop: Any) -> None:
         words[at.W_TICKS] = ticks
         if writer.light.is_on:
             seen = _look_at_light(seen)
-        elif writer.light.left:
-            _end_left(writer.light.left)
         if words[at.W_SAMPLE_UNTIL_NS]:
             _sample()
         writer.flush()
@@ -107,23 +105,13 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
     return light.step, now
 
 
-def _end_left(phase: int) -> None:
-    """The call that went on when light marks were ended, and whose mark was off then, may be over: nobody else says so."""
-    writer, words, now = process.WRITER, process.WRITER.words, monotonic_ns()
-    frame = sys._current_frames().get(writer.owner)
-    if not is_within(frame, phase) and words[at.W_PHASE] & 0xFF == phase:
-        # No call from here on: no mark of the thread that trains comes in between.
-        spent = now - words[at.W_SINCE_NS]
-        writer.spent_ns[phase] += spent if spent > 0 else 0
-        words[at.W_PHASE], words[at.W_SINCE_NS] = at.PYTHON, now
-        writer.light.left = 0
-
-
 def _sample() -> None:
     """One more line of the thread that trains, while they are asked for."""
     writer, words = process.WRITER, process.WRITER.words
     if words[at.W_SAMPLE_UNTIL_NS] < monotonic_ns():
         words[at.W_SAMPLE_UNTIL_NS] = words[at.W_NUM_SAMPLED] = 0
+        return
+    if not writer.has_room:  # names that others need are not pushed out by any line that is passed
         return
     frame = sys._current_frames().get(writer.owner)
     phase = phase_on(frame)[0] if writer.light.is_on else words[at.W_PHASE] & 0xFF

@@ -203,11 +203,10 @@ class Writer(Ring):
             phase = light.data_key
         elif mark is not None:
             phase |= self.line_of(mark.f_back)
-        light.put_back(phase & 0xFF)
         if not light.is_on:
             return
-        light.is_on = False
         # No call from here on: the tick thread, which may end them, too, does not come in between.
+        light.is_on = False
         w[at.W_LIGHT] = 0
         w[W_DRAWN], w[W_MICRO_STEP] = light.drawn, light.micro_steps
         spent = now - w[W_SINCE_NS]
@@ -311,7 +310,6 @@ class Writer(Ring):
     def _choose_marks(self, step: int, *, was_light: bool = False) -> None:
         """Of the step after `step`."""
         w = self.words
-        self.light.left = 0
         self.is_timed = step + 1 >= self.next_timed
         self.is_looked = step + 1 >= self.next_looked
         if self.is_looked:
@@ -325,7 +323,7 @@ class Writer(Ring):
             and self._shares.may_be_light(step)
         ):
             w[at.W_LIGHT] = 1
-            self.light.turn_on()
+            self.light.is_on = True
 
     def _keep_times(self, step: int, now: int) -> None:
         """The moments of this step go into the page; about ten steps a second are timed.

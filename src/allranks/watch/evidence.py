@@ -319,7 +319,7 @@ class Slow:
     """The phase in which most of the excess lies."""
     since_s: float = 0.0
     places: tuple[Place, ...] = ()
-    """Lines of the user's at which stacks found it, the most frequent first."""
+    """Lines of the user's at which it was seen, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)

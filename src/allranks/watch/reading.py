@@ -70,7 +70,7 @@ def record_of(found: page.Record, now_ns: int | None = None, *, with_model: bool
 
 _MARKS = {
     ("/allranks/record/probe_training.py", "marked_forward"): "forward",
-    ("/torch/autograd/__init__.py", "backward"): "backward",  # also where its mark is off
+    ("/allranks/record/probe_training.py", "marked_backward"): "backward",
     ("/allranks/record/probe_loaders.py", "marked_next"): "data",
     ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
 }

@@ -29,12 +29,12 @@ class Slowness:
     _seen: deque[tuple[float, dict[int, Row]]] = field(default_factory=deque)
     _suspect: int | None = None
     _since: float = 0.0
-    _phase: str = ""
 
     def look(self, rows: Mapping[int, Row], now: float) -> Slow | None:
         """The straggler of the last window, once it is the same for a whole window."""
         if len(rows) < 2 or any(r.is_over or r.step < 3 for r in rows.values()):
             self._seen.clear()
+            self._suspect = None
             return None
         if self._seen and now - self._seen[-1][0] < LOOK_EVERY_S:
             return None
@@ -52,19 +52,14 @@ class Slowness:
             found = None
         if found is None or found.rank != self._suspect:
             self._suspect, self._since = (found.rank if found else None), now
-            self._phase = found.phase if found else ""
             return None
         if now - self._since < 1.0:
             return None
         return found
 
     def suspect(self) -> int | None:
-        """Who looks slow at the moment; worth a stack sample."""
+        """Who looks slow at the moment: it is asked for its lines."""
         return self._suspect
-
-    def suspect_phase(self) -> str:
-        """What it spends more time on than the others."""
-        return self._phase
 
 
 def compare(before: Mapping[int, Row], after: Mapping[int, Row], span_s: float) -> Slow | None:

@@ -63,8 +63,7 @@ class Watcher:
         self._lost: set[int] = set()
         self._told_silent: set[str] = set()
         self._nodes: Mapping[int, NodeInfo] = {n.node_rank: n for n in job.nodes}
-        self._stood, self._sampled_at = Stood(), 0.0
-        self._seen_at: dict[tuple[int, str], list[Place]] = {}  # by rank and phase: where slow ones stood
+        self._stood, self._lines = Stood(), sampling.Lines()
 
     def is_quiet(self, nodes: Mapping[int, NodeInfo]) -> bool:
         """Whether `row` and `tick` would find nothing: all ranks of this node move, and nothing is under way."""
@@ -101,7 +100,7 @@ class Watcher:
         found = self._trigger.look(rows, now)
         if found is not None:
             said = self._investigate(found, rows, now)
-            if said or found.kind not in QUIET_KINDS:
+            if said or self._asked or found.kind not in QUIET_KINDS:
                 return said
         if (again := self._again(now)) is not None:
             return (again,)
@@ -149,8 +148,8 @@ class Watcher:
         if job is None:
             return {}
         if "sample" in request:
-            of = int(request["sample"]), str(request.get("phase", ""))
-            return {"places": [to_json(p) for p in self._sample(*of)], "of": of}
+            seen = self._seen_at(rank := int(request["sample"]))
+            return {"seen_at": [(phase, to_json(place), times) for phase, place, times in seen], "of": rank}
         if "notes" in request:
             ranks = gather.take_quietly(self._poll.ranks(), job.record_dir)
         else:
@@ -161,9 +160,9 @@ class Watcher:
 
     def on_bundle(self, node_rank: int, bundle: dict[str, Any]) -> None:
         """Another node's evidence (or this one's)."""
-        if "places" in bundle:
-            rank, phase = bundle["of"]
-            self._seen_at[rank, phase] = [from_json(Place, p) for p in bundle["places"]]
+        if "seen_at" in bundle:
+            seen = [(phase, from_json(Place, place), times) for phase, place, times in bundle["seen_at"]]
+            self._lines.found(bundle["of"], seen)
         elif (
             bundle.get("number") == self._asked_times
         ):  # else late: of another moment than the others' answers
@@ -231,20 +230,17 @@ class Watcher:
         return self._conclude(replace(evidence, here=job.node_rank, hub=min(lost)))
 
     def _look_for_slow(self, rows: Mapping[int, Row], now: float) -> Sequence[Said]:
-        slow = self._slowness.look(rows, now)
-        suspect, phase = self._slowness.suspect(), self._slowness.suspect_phase()
+        slow, suspect = self._slowness.look(rows, now), self._slowness.suspect()
         if suspect is None or ("AR800", (suspect,)) in self._said:
             return ()
-        if slow is not None or now - self._sampled_at > sampling.EVERY_S:
-            self._sampled_at = now
+        if self._lines.is_due(suspect, now):
             if suspect in self._poll.newest:
-                self._seen_at[suspect, phase] = self._sample(suspect, phase)
+                self._lines.found(suspect, self._seen_at(suspect))
             else:
-                theirs = [n for n, i in self._nodes.items() if suspect in i.ranks]
-                self._talk.ask({"sample": suspect, "phase": phase}, theirs)
-        if slow is None:
+                self._talk.ask({"sample": suspect}, [n for n, i in self._nodes.items() if suspect in i.ranks])
+        if slow is None or not self._lines.is_enough(slow, now):
             return ()
-        slow = sampling.with_places(slow, self._seen_at.get((slow.rank, slow.phase), ()))
+        slow = self._lines.with_places(slow)
         return self._conclude(replace(self._evidence("slow", rows, fresh=True), slow=slow))
 
     def _again(self, now: float) -> Said | None:
@@ -392,8 +388,8 @@ class Watcher:
         assert self._job is not None
         return gather.node_of(Node(self._job.node_rank, self._job.host), self._oom_before)
 
-    def _sample(self, rank: int, phase: str) -> list[Place]:
-        """Where the rank's main thread stood lately while it was in `phase`."""
+    def _seen_at(self, rank: int) -> list[sampling.SeenAt]:
+        """Where a rank of this node was seen lately."""
         assert self._job is not None
         found = next((r for r in self._poll.ranks() if r.rank == rank), None)
-        return sampling.places(found, self._job.record_dir, phase)
+        return sampling.seen_at(found, self._job.record_dir)

@@ -1,4 +1,4 @@
-# ranks 4; expect AR211; says ranks? .*(wrote|write) .*best\.pt; guilty; limit 30
+# ranks 4; expect AR211 AR739; says ranks? .*(wrote|write) .*best\.pt; guilty; limit 30
 """C56: all ranks write one file, and read it back."""
 import os, torch
 from job import RANK, mark, start

@@ -191,6 +191,25 @@ def test_backward_that_goes_on_when_an_optimizer_steps_in_it_then_it_goes_on_aft
     assert record.words[at.W_PHASE] == at.PYTHON
 
 
+def test_backward_when_a_checkpoint_computes_anew_in_it_then_gradients_are_looked_at_after_the_whole_one(
+    record: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(probe_training, "_after_backward", lambda *_: done.append("looked"))
+    monkeypatch.setattr(states, "pending", object())
+
+    def inner() -> None:
+        done.append("inner")
+
+    def whole() -> None:
+        probe_training._backward(inner, (), {})
+        done.append("whole")
+
+    probe_training._backward(whole, (), {})
+    assert done == ["inner", "whole", "looked"]
+    assert record.words[at.W_PHASE] == at.PYTHON
+
+
 def test_steps_when_counted_from_an_earlier_one_again_then_they_are_looked_at_from_there(
     record: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,10 +95,11 @@ def _backward(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     line = _lines.here()
     before = _writer.mark(BACKWARD | line)
     begin = _writer.words[W_SINCE_NS]
-    if losses.is_due():
+    is_inner = before & 0xFF == BACKWARD  # of a checkpoint that computes anew: the whole one goes on
+    if losses.is_due() and not is_inner:
         losses.look(args, line)
     result = _until_done("backward", before, backward, *args, **kwargs)
-    if states.pending is not None or _writer.is_timed:
+    if (states.pending is not None or _writer.is_timed) and not is_inner:
         _after_backward(begin, _writer.words[W_SINCE_NS])
     return result
 

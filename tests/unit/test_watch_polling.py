@@ -182,3 +182,23 @@ def test_poll_when_there_is_something_to_see_then_not_quiet(
     writer.set_step(2)
     assert not poll.is_quiet()
     poll.close()
+
+
+def test_rank_when_it_puts_itself_in_its_own_place_then_its_new_page_is_read(tmp_path: Path) -> None:
+    poll, before = poll_of(tmp_path)
+    before.end_step()
+    assert poll.rows()[0].step == 1
+    after = Writer()
+    after.open(str(tmp_path))  # as after os.exec: the same pid
+    for _ in range(3):
+        after.end_step()
+    poll._discovered_at = 0.0
+    assert poll.rows()[0].step == 3
+    Path(str(after.path)).unlink()  # its last words are still there
+    after.end_step()
+    poll._discovered_at = 0.0
+    poll.forget_times()
+    assert poll.rows()[0].step == 4
+    poll.close()
+    for writer in (before, after):
+        writer.close()

@@ -112,6 +112,19 @@ class PageReader:
             data = again
         return parse(data, self.path, timed_after=timed_after)
 
+    def follow(self) -> bool:
+        """Whether another page has its name by now (the process has put itself in its own place, os.exec): that is read from then on."""
+        try:
+            now, own = Path(self.path).stat(), os.fstat(self._descriptor)
+            if (now.st_ino, now.st_dev) == (own.st_ino, own.st_dev):
+                return False
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False  # removed: the last words of the one before are still there
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        return True
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)

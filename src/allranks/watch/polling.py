@@ -77,6 +77,9 @@ class Poll:
         if now - self._discovered_at > DISCOVER_S:
             self._discovered_at = now
             self.discover()
+            for pid, seen in self._seen.items():
+                if seen.reader is not None and seen.reader.follow():
+                    self._seen[pid] = _Seen(seen.reader)
         for number, rank in self._ranks.items():
             self.newest[number] = _with_sleep(self._row(number, rank, now), rank.pid)
         self._timeline.look(self._ranks.values())

@@ -246,6 +246,8 @@ class Timeline:
         try:
             if seen.reader is None and folder is not None:
                 seen.reader = page.PageReader(folder / f"{seen.rank.pid}.page")
+            elif seen.reader is not None and seen.reader.follow():
+                seen.step = 0
             return seen.reader.read(timed_after=seen.step) if seen.reader is not None else None
         except (OSError, page.NotARecord, ValueError):
             return None

@@ -22,7 +22,7 @@ NAN_VERDICT = Verdict(
     hosts=("node0",),
     where=("train.py:18:  loss = loss * torch.log(x)",),
     step=21,
-    facts=("step 1 is the first",),
+    facts=("steps are counted from 1",),
     fix="look at this rank's batch",
 )
 

@@ -272,6 +272,8 @@ def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_pha
     assert not record.light.is_on and found.phase == Phase.FORWARD
     assert found.line.startswith(f"{__file__}:") and "finds_phase_and_line" in found.line
     assert found.phase_since_ns == stood  # when this step was seen first
+    end_step(record, clock)
+    assert record.is_looked and record.is_timed  # steps may be slow from now on
     page.close()
 
 

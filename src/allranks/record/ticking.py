@@ -90,6 +90,8 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
     frame = sys._current_frames().get(writer.owner)
     if light.step == seen[0]:
         writer.end_light(max(seen[1], words[at.W_SINCE_NS]), frame)
+        # Steps that are no longer quick are looked at from the next one on, not only when the next of the quick ones was due.
+        writer.next_looked = writer.next_timed = min(writer.next_timed, light.step + 2)
     elif now - words[at.W_SINCE_NS] > STALE_NS:  # else steps that become slower look like a long phase
         writer.end_light(now, frame)
     else:

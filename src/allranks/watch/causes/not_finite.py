@@ -45,7 +45,7 @@ def find(case: Case) -> Verdict | None:
         facts=[
             *told,
             "" if is_exact else "steps are quick here: the loss of some is looked at, every 100 ms or so",
-            "step 1 is the first; what backward was called on was looked at, before gradients were averaged",
+            "steps are counted from 1; what backward was called on was looked at, before gradients were averaged",
             _why_all(step)
             if are_all
             else "averaging the gradients makes the parameters of all ranks not finite",

@@ -54,6 +54,26 @@ def test_thread_when_stopped_twice_then_it_has_ended_and_another_may_be_started(
     assert len(at_exit) == 2 and at_exit[1][1].is_alive()
 
 
+def test_answer_when_the_process_ends_in_the_middle_of_it_then_it_is_waited_for(
+    at_exit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def answer(_: int) -> None:
+        begun.set()
+        ended.wait(0.1)
+        ended.set()
+
+    monkeypatch.setattr(ticking, "_answer", answer)
+    monkeypatch.setattr(ticking, "_answering", None)
+    ticking.start()
+    ticking._answer_aside(1)
+    assert begun.wait(30.0)
+    ((stop, thread),) = at_exit
+    stop(thread)
+    assert ended.is_set()
+
+
 def test_thread_when_the_process_was_forked_then_the_child_may_start_one_and_end_both(at_exit: Any) -> None:
     ticking.start()
     held = ticking._stop

@@ -27,6 +27,8 @@ _KEEP_DEAD_S = 60  # pages of children that have ended: time for the agent to re
 _stop: Any = None
 """A lock that is held while the thread ticks: to wait for it costs a tenth of what an Event's wait does, ten times a second."""
 
+_answering: threading.Thread | None = None
+
 
 def start() -> None:
     """Start ticking, once per process; ends with the interpreter."""
@@ -48,12 +50,15 @@ def stop(thread: threading.Thread | None = None) -> None:
         _stop = None
     if thread is not None:
         process.WRITER.flush()
-        thread.join(0.5)  # a daemon that runs on while the interpreter is taken apart may crash it
+        # A daemon that runs on while the interpreter is taken apart may crash it.
+        for one in (thread, _answering):
+            if one is not None:
+                one.join(0.5)
 
 
 def _forget() -> None:
-    global _stop
-    _stop = None  # a forked child has no such thread
+    global _stop, _answering
+    _stop = _answering = None  # a forked child has no such threads
 
 
 process.AFTER_FORK.append(_forget)
@@ -120,9 +125,6 @@ def _sample() -> None:
     number = words[at.W_NUM_SAMPLED]
     words[at.SAMPLED + number % at.NUM_SAMPLED] = phase | process.LINES.of(frame)
     words[at.W_NUM_SAMPLED] = number + 1
-
-
-_answering: threading.Thread | None = None
 
 
 def _answer_aside(number: int) -> None:

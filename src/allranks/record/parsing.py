@@ -5,21 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from allranks.record import layout as at
-from allranks.record.values import (
-    Check,
-    Collective,
-    Exit,
-    ExitKind,
-    LastWords,
-    Loader,
-    Model,
-    NotFinite,
-    Phase,
-    Record,
-    Role,
-    TimedStep,
-    Times,
-)
+from allranks.record import values
 
 _KINDS = {at.NAN: "nan", at.PLUS_INF: "inf", at.MINUS_INF: "-inf"}
 
@@ -64,10 +50,10 @@ class Words:
         start = 8 * (word + 1)
         return self.data[start : start + length].decode("utf-8", "replace")
 
-    def record(self, path: str, timed_after: int = 0) -> Record:
+    def record(self, path: str, timed_after: int = 0) -> values.Record:
         w = self.words
         flags, phase = w[at.W_FLAGS], w[at.W_PHASE] & 0xFF
-        return Record(
+        return values.Record(
             path=path,
             version=w[at.W_VERSION],
             pid=w[at.W_PID],
@@ -76,7 +62,7 @@ class Words:
             command=self.text(at.COMMAND, 8 * at.COMMAND_WORDS - 8),
             start_ns=w[at.W_START_NS],
             start_unix_ns=w[at.W_START_UNIX_NS],
-            role=Role(w[at.W_ROLE]),
+            role=values.Role(w[at.W_ROLE]),
             rank=w[at.W_RANK],
             world_size=w[at.W_WORLD_SIZE],
             local_rank=w[at.W_LOCAL_RANK],
@@ -93,13 +79,13 @@ class Words:
             asked=w[at.W_ASK],
             answered=w[at.W_ANSWERED],
             marks=marks_of(w),
-            phase=Phase(phase),
+            phase=values.Phase(phase),
             phase_since_ns=w[at.W_SINCE_NS],
             line=self.string(w[at.W_PHASE] >> 8),
             is_light=bool(w[at.W_LIGHT]),
-            seen_phase=Phase(w[at.W_SEEN] & 0xFF),
+            seen_phase=values.Phase(w[at.W_SEEN] & 0xFF),
             seen_line=self.string(w[at.W_SEEN] >> 8),
-            phase_ns={p: w[at.CUM_NS + p] for p in Phase},
+            phase_ns={p: w[at.CUM_NS + p] for p in values.Phase},
             step=w[at.W_STEP],
             micro_step=w[at.W_MICRO_STEP],
             epoch=w[at.W_EPOCH],
@@ -135,16 +121,16 @@ class Words:
             timed=self.timed(timed_after),
         )
 
-    def collectives(self) -> tuple[Collective, ...]:
+    def collectives(self) -> tuple[values.Collective, ...]:
         found = [self.collective(at.RING + at.SLOT_WORDS * slot) for slot in range(at.NUM_SLOTS)]
         return tuple(sorted((c for c in found if c is not None), key=lambda c: c.number))
 
-    def collective(self, base: int) -> Collective | None:
+    def collective(self, base: int) -> values.Collective | None:
         w = self.words[base : base + at.SLOT_WORDS]
         if w[at.S_HEAD] <= 0 or w[at.S_HEAD] != w[at.S_TAIL]:
             return None
         dims = max(0, min(w[at.S_NDIM], at.NUM_DIMS))
-        return Collective(
+        return values.Collective(
             number=w[at.S_HEAD],
             op=self.string(w[at.S_OP]),
             group=self.string(w[at.S_GROUP]),
@@ -166,12 +152,12 @@ class Words:
             has_failed=bool(w[at.S_FLAGS] & at.FAILED),
         )
 
-    def loader(self, base: int) -> Loader | None:
+    def loader(self, base: int) -> values.Loader | None:
         is_asked = base == at.LOADER and self.words[at.W_PHASE] & 0xFF == at.DATA
         w = self.words[base : base + 8]
         if w[at.L_NUMBER] <= 0:
             return None
-        return Loader(
+        return values.Loader(
             number=w[at.L_NUMBER],
             drawn=w[at.L_DRAWN],
             length=w[at.L_LENGTH],
@@ -182,59 +168,59 @@ class Words:
             asked_ns=self.words[at.W_SINCE_NS] if is_asked else 0,
         )
 
-    def model(self) -> Model | None:
+    def model(self) -> values.Model | None:
         w = self.words
         if w[at.W_MODELS] <= 0:
             return None
-        return Model(w[at.W_MODELS], w[at.W_MODEL_PARAMS], w[at.W_MODEL_HASH])
+        return values.Model(w[at.W_MODELS], w[at.W_MODEL_PARAMS], w[at.W_MODEL_HASH])
 
-    def not_finite(self) -> NotFinite | None:
+    def not_finite(self) -> values.NotFinite | None:
         step, kind, line, at_ns, sound = self.words[at.NOT_FINITE : at.NOT_FINITE + 5]
         if step <= 0:
             return None
-        return NotFinite(step, _KINDS.get(kind, "nan"), self.string(line), at_ns, sound)
+        return values.NotFinite(step, _KINDS.get(kind, "nan"), self.string(line), at_ns, sound)
 
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[values.Check, ...]:
         found = []
         for base in range(at.CHECKS, at.CHECKS + at.NUM_CHECKS * at.CHECK_WORDS, at.CHECK_WORDS):
             step, seq, digest, tail = self.words[base : base + at.CHECK_WORDS]
             if step > 0 and step == tail:
-                found.append(Check(step, seq & 0xFFFFFFFF, digest, seq >> 32))
+                found.append(values.Check(step, seq & 0xFFFFFFFF, digest, seq >> 32))
         return tuple(sorted(found, key=lambda check: check.step))
 
-    def times(self) -> Times | None:
+    def times(self) -> values.Times | None:
         w = self.words[at.TIMES : at.TIMES + at.TIMES_WORDS]
         if not w[at.T_HEAD] or w[at.T_HEAD] != w[at.T_TAIL]:
             return None
-        return Times(
+        return values.Times(
             at_ns=w[at.T_HEAD],
             step=w[at.T_STEP],
-            phase_ns={p: w[at.T_PHASES + p] for p in Phase},
+            phase_ns={p: w[at.T_PHASES + p] for p in values.Phase},
             buffers_ns=w[at.T_BUFFERS_NS],
             exchanged_ns=w[at.T_EXCHANGED_NS],
             exchanged_of_ns=w[at.T_EXCHANGED_OF_NS],
             loss=w[at.T_LOSS] / 1e6 if w[at.T_HAS_LOSS] else None,
         )
 
-    def timed(self, after: int) -> tuple[TimedStep, ...]:
+    def timed(self, after: int) -> tuple[values.TimedStep, ...]:
         found = []
         for base in range(at.TIMED, at.TIMED + at.NUM_TIMED * at.TIMED_WORDS, at.TIMED_WORDS):
             if self.words[base] <= after:  # most of them: the agent reads several times a second
                 continue
             step, *moments, tail = self.words[base : base + at.TIMED_WORDS]
             if step > 0 and step == tail:
-                found.append(TimedStep(step, *moments))
+                found.append(values.TimedStep(step, *moments))
         return tuple(sorted(found, key=lambda timed: timed.step))
 
-    def last_words(self, base: int) -> LastWords | None:
+    def last_words(self, base: int) -> values.LastWords | None:
         if not self.words[base]:
             return None
         parts = self.text(base + 1, 8 * at.LAST_WORDS_WORDS - 16).split("\0")
         if len(parts) != 4:
             return None
-        return LastWords(parts[0], parts[1], parts[2], parts[3], self.words[base])
+        return values.LastWords(parts[0], parts[1], parts[2], parts[3], self.words[base])
 
-    def exit(self) -> Exit:
+    def exit(self) -> values.Exit:
         w = self.words
-        kind = ExitKind(w[at.W_EXIT_KIND])
-        return Exit(kind, w[at.W_EXIT_CODE], self.string(w[at.W_EXIT_LINE]), w[at.W_EXIT_NS])
+        kind = values.ExitKind(w[at.W_EXIT_KIND])
+        return values.Exit(kind, w[at.W_EXIT_CODE], self.string(w[at.W_EXIT_LINE]), w[at.W_EXIT_NS])

@@ -1,18 +1,22 @@
 """What does each mark cost where it is, between torch's own calls? Clocks before and behind the original, inside and outside of the mark.
 
-    python bench/watch/in_place.py [--steps 6000]
+    python bench/watch/in_place.py [--steps 12000]
 
 In turn, for so many steps each, the clocks stand around the mark and around a call that only passes on: what that shows is what clocks
-and their own calls cost there (some 8 us a step), and the difference is the mark's. Printed for each mark, in microseconds a step: the
-difference of medians, which has what each step pays, and of means (the slowest hundredth left out), which has the steps looked at, too.
+and their own calls cost there (some 8 us a step), and the difference is the mark's. Printed for each mark, in microseconds: what a step with
+light marks pays, what a step that is looked at pays, and what that is a step, by how many of them there are. Means, without the slowest
+hundredth of either kind, in which the process was interrupted. And the processor time of the record's own thread, a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -22,27 +26,38 @@ BLOCK = 250
 """Steps with the marks, then without."""
 LEFT_OUT = 1000
 """Steps at the beginning, in which marks that look for something only then are still there."""
+CONTROL, LIGHT, LOOKED = "control", "light", "looked at"
 
-spent: dict[str, dict[bool, list[int]]] = defaultdict(lambda: {True: [], False: []})
-"""By mark and whether it is in place: ns in each step."""
+spent: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+"""By mark and kind of step: ns in each."""
 _now: dict[str, int] = {}
 _is_marked = True
+_inner: dict[str, tuple[Callable[..., Any], list[int]]] = {}
 
 
-def between(name: str, place: Any, attribute: str) -> None:
-    """Put clocks around the mark at `place.attribute`, and around what it marks."""
-    marked = vars(place)[attribute]
-    plain, cell = _original(marked, attribute)
-    inside = [0, 0]
+def inside(place: Any, attribute: str) -> None:
+    """Put clocks around the original at `place.attribute`, before it is marked."""
+    plain, clock = vars(place)[attribute], [0, 0]
 
+    @functools.wraps(plain)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        inside[0] = perf_counter_ns()
+        clock[0] = perf_counter_ns()
         try:
             return plain(*args, **kwargs)
         finally:
-            inside[1] = perf_counter_ns()
+            clock[1] = perf_counter_ns()
 
-    cell.cell_contents = inner
+    _inner[attribute] = inner, clock
+    setattr(place, attribute, inner)
+
+
+def outside(name: str, place: Any, attribute: str) -> None:
+    """And around the mark, which is called as torch calls it."""
+    marked, (inner, clock) = vars(place)[attribute], _inner[attribute]
+    assert marked is not inner, "the probe is not installed"
+
+    def note(began: int) -> None:
+        _now[name] = _now.get(name, 0) + clock[0] - began + perf_counter_ns() - clock[1]
 
     def outer(*args: Any, **kwargs: Any) -> Any:
         chosen = marked if _is_marked else inner
@@ -50,43 +65,42 @@ def between(name: str, place: Any, attribute: str) -> None:
         try:
             return chosen(*args, **kwargs)
         finally:
-            _now[name] = _now.get(name, 0) + inside[0] - began + perf_counter_ns() - inside[1]
+            note(began)
 
-    setattr(place, attribute, outer)
+    def backward(tensor: Any, gradient: Any, keep: Any, create: Any, *, inputs: Any) -> Any:
+        chosen = marked if _is_marked else inner
+        began = perf_counter_ns()
+        try:
+            return chosen(tensor, gradient, keep, create, inputs=inputs)
+        finally:
+            note(began)
 
-
-def _original(marked: Any, name: str) -> tuple[Callable[..., Any], Any]:
-    """What a mark calls, and the cell of the closure that has it."""
-    for cell in marked.__closure__ or ():
-        found = cell.cell_contents
-        if callable(found) and getattr(found, "__name__", "") == name:
-            return found, cell
-    raise LookupError(f"{marked} calls no original")
+    setattr(place, attribute, backward if attribute == "backward" else outer)
 
 
 def around_hooks(name: str, hooks: dict[int, Callable[..., Any]]) -> None:
     """The same of the global hooks of optimizers, which are ours as a whole; they count steps, so they stay while clocks are measured."""
 
-    def nothing(*_: Any) -> None:
+    def nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
         pass
 
     for key, hook in list(hooks.items()):
 
-        def timed(*args: Any, hook: Callable[..., Any] = hook) -> None:
+        def timed(optimizer: Any, args: Any, kwargs: Any, hook: Callable[..., Any] = hook) -> None:
             if not _is_marked:
                 began = perf_counter_ns()
-                nothing(*args)
+                nothing(optimizer, args, kwargs)
                 _now[name] = _now.get(name, 0) + perf_counter_ns() - began
-                hook(*args)
+                hook(optimizer, args, kwargs)
                 return
             began = perf_counter_ns()
-            hook(*args)
+            hook(optimizer, args, kwargs)
             _now[name] = _now.get(name, 0) + perf_counter_ns() - began
 
         hooks[key] = timed
 
 
-def main(steps: int) -> None:
+def main(steps: int, folder: str) -> None:
     global _is_marked
     import torch
     import torch.distributed as dist
@@ -95,16 +109,31 @@ def main(steps: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as optimizers
 
+    places = [
+        ("next batch", loading._BaseDataLoaderIter, "__next__"),
+        ("forward", DistributedDataParallel, "forward"),
+        ("backward", torch.autograd, "backward"),
+    ]
+    for _, place, attribute in places:
+        inside(place, attribute)
+    from allranks.record import process, startup
+
+    startup.begin(folder)
+    dist.init_process_group = dist.distributed_c10d.init_process_group  # taken before it was marked
     model, optimizer, loss_of, loader = plain_job(LEFT_OUT + steps)
     batches = iter(loader)
-    whole: list[int] = []
+    light, whole = process.WRITER.light, []
+    [ticking] = [t for t in threading.enumerate() if t.name == "allranks-record"]
+    clock = time.pthread_getcpuclockid(ticking.ident or 0)
+    ticked = 0.0
     for number in range(LEFT_OUT + steps):
         if number == LEFT_OUT:
-            between("backward", torch.autograd, "backward")
-            between("forward", DistributedDataParallel, "forward")
-            between("next batch", loading._BaseDataLoaderIter, "__next__")
+            for name, place, attribute in places:
+                outside(name, place, attribute)
             around_hooks("step begins", optimizers._global_optimizer_pre_hooks)
             around_hooks("step ends", optimizers._global_optimizer_post_hooks)
+            ticked = time.clock_gettime(clock)
+        kind = (LIGHT if light.is_on else LOOKED) if _is_marked else CONTROL
         began = perf_counter_ns()
         x, y = next(batches)
         optimizer.zero_grad()
@@ -113,16 +142,23 @@ def main(steps: int) -> None:
         whole.append(perf_counter_ns() - began)
         if number % BLOCK > BLOCK // 5:  # not while what was switched settles
             for name, ns in _now.items():
-                spent[name][_is_marked].append(ns)
+                spent[name][kind].append(ns)
         _now.clear()
         _is_marked = number // BLOCK % 2 == 0
     print(f"a step: median {statistics.median(whole) / 1e3:.0f} us (with these clocks)")
-    total = [0.0, 0.0]
-    for name, found in spent.items():
-        row = [(f(found[True]) - f(found[False])) / 1e3 for f in (statistics.median, _trimmed_mean)]
-        total = [a + b for a, b in zip(total, row, strict=True)]
-        print(f"{name:12} median {row[0]:6.2f} us   mean {row[1]:6.2f} us")
-    print(f"{'all':12} median {total[0]:6.2f} us   mean {total[1]:6.2f} us")
+    ticked = (time.clock_gettime(clock) - ticked) / steps * 1e6
+    found = next(iter(spent.values()))
+    share = len(found[LOOKED]) / (len(found[LIGHT]) + len(found[LOOKED]))
+    print(f"looked at: {len(found[LOOKED])} steps, {share:.2%}")
+    total = dict.fromkeys((LIGHT, LOOKED, "a step"), 0.0)
+    for name, by_kind in spent.items():
+        control = _trimmed_mean(by_kind[CONTROL])
+        row = {kind: (_trimmed_mean(by_kind[kind]) - control) / 1e3 for kind in (LIGHT, LOOKED)}
+        row["a step"] = (1 - share) * row[LIGHT] + share * row[LOOKED]
+        total = {kind: total[kind] + us for kind, us in row.items()}
+        print(f"{name:12} " + "   ".join(f"{kind} {us:7.2f}" for kind, us in row.items()))
+    print(f"{'all':12} " + "   ".join(f"{kind} {us:7.2f}" for kind, us in total.items()))
+    print(f"the record's thread: {ticked:.2f} a step")
     dist.destroy_process_group()
 
 
@@ -133,11 +169,8 @@ def _trimmed_mean(values: list[int]) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=12000)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         os.environ.setdefault("RANK", "0")
-        from allranks.record import startup
-
-        startup.begin(folder)
-        main(options.steps)
+        main(options.steps, made)

@@ -26,10 +26,10 @@ soak: .venv/installed-test
 .venv/bin/python:
 	python=$$(scripts/find-python) && "$$python" -m venv .venv
 
-.venv/installed-%: .venv/bin/python pyproject.toml constraints.txt
+.venv/installed-%: .venv/bin/python pyproject.toml constraints.txt hatch_build.py src/allranks/record/_quick.c
 	@echo "installing allranks[$*] into .venv (torch is large: minutes on a slow line)"
 	$(PIP) --editable '.[$*]'
 	@touch $@
 
 clean:
-	rm -rf soak.log .venv runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf soak.log src/allranks/record/*.so .venv runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

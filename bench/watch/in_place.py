@@ -3,9 +3,9 @@
     python bench/watch/in_place.py [--steps 12000]
 
 In turn, for so many steps each, the clocks stand around the mark and around a call that only passes on: what that shows is what clocks
-and their own calls cost there (some 8 us a step), and the difference is the mark's. Printed for each mark, in microseconds: what a step with
-light marks pays, what a step that is looked at pays, and what that is a step, by how many of them there are. Means, without the slowest
-hundredth of either kind, in which the process was interrupted. And the processor time of the record's own thread, a step.
+and their own calls cost there (some 8 us a step), and the difference is the mark's. Printed for each mark, in microseconds: what a step
+with light marks pays, what a step that is looked at pays, and what that is a step, by how many of them there are. Means, without the
+slowest hundredth of either kind, in which the process was interrupted. And the processor time of the record's own thread, a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which private names of torch and of Python does the record use, and what if they are not there?
 
-This is the only file of the record that knows them. Each has a fallback: the fact is left out, and said once for all on
-stderr if torch is not as expected where a mark would have gone. Run with torch 2.6.0, 2.13.0 and 2.14.1 (docs/limits.md).
+This is the only file of the record that knows them (of torch.compile: compiling.py). Each has a fallback: the fact is left out,
+and said once for all on stderr if torch is not as expected where a mark would have gone. Run with torch 2.6.0, 2.13.0 and 2.14.1 (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from allranks.record import layout as at
@@ -35,13 +35,6 @@ def step_aside(what: str, error: BaseException | None = None) -> None:
         )
 
 
-def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    """`marked`, for which torch.compile traces `instead`. If a torch did not know this name, it would trace `marked`:
-    slower (a graph break), not wrong."""
-    marked._torchdynamo_inline = instead  # type: ignore[attr-defined]
-    return marked
-
-
 def optimizer_step(module: ModuleType) -> Callable[..., Any] | None:
     """What torch puts around the step of each class of optimizers; the same code each time. None: it is not seen on a stack."""
     put = getattr(getattr(module, "Optimizer", None), "profile_hook_step", None)
@@ -50,32 +43,6 @@ def optimizer_step(module: ModuleType) -> Callable[..., Any] | None:
     except Exception:  # noqa: BLE001 - it takes something else in this torch
         return None
     return step if isinstance(step, FunctionType) else None
-
-
-def hide_from_dynamo(eval_frame: ModuleType) -> None:
-    """Have torch.compile run the record's own functions as they are, when it comes upon them outside of a graph.
-
-    Else it would try to compile them one by one, and warn that it cannot trace a clock.
-    """
-    skip_code = getattr(eval_frame, "skip_code", None)
-    if skip_code is None:
-        step_aside("what torch.compile must not look into")
-        return
-    for name, module in list(sys.modules.items()):
-        if name.startswith("allranks.record"):
-            for code in _codes(module):
-                skip_code(code)
-
-
-def _codes(module: ModuleType) -> Iterator[CodeType]:
-    """The code of all functions and methods of a module, nested ones too."""
-    found = list(vars(module).values())
-    found += [value for kind in found if isinstance(kind, type) for value in vars(kind).values()]
-    codes = [f.__code__ for f in found if isinstance(f, FunctionType)]
-    while codes:
-        code = codes.pop()
-        yield code
-        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
 
 
 def call_at_script_end(function: Callable[[], None]) -> None:

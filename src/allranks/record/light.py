@@ -2,9 +2,10 @@
 
 Between torch's own calls a mark with two clocks and its looks costs some 8 us, and a step has five of them: 1 % of a step is gone
 where steps take a millisecond or two. So of quick steps only one in 100 ms has whole marks (`Writer.is_looked`); those of the others are
-light (`Light`): they count steps, forwards and batches, and store nothing else. What such a process does is on its stack, where the marks
-themselves stand (`stands_for`): whatever lasts (a checkpoint, a collective of the script's own, an evaluation) ends the light marks of
-its step and is counted exactly, and so does the tick thread where a step does not come to its end between two of its ticks.
+light (`Light`): they count steps, forwards and batches, and store nothing else; compiled (counts.py) they do so without any Python. What
+such a process does is on its stack, where the marks or what they mark stand (`stands_for`): whatever lasts (a checkpoint, a collective of
+the script's own, an evaluation) ends the light marks of its step and is counted exactly, and so does the tick thread where a step does
+not come to its end between two of its ticks.
 
 The time of light marks is known as a sum (`layout.UNMARKED`), and shared out here among the phases of a step as in the steps that are
 looked at. Which ones these are has no period (`layout.preference`), since much in a loop has one.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from _weakref import ref
 
 from allranks.record import layout as at
+from allranks.record.counts import Counts
 
 TYPE_CHECKING = False  # as in writer.py
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _SOON = 8
 """Light marks that last so many steps were not ended by what each step does: the end of a pass, perhaps."""
 
 
-class Light:
+class Light(Counts):
     """What light marks count: all of it in one object, since what costs is memory that is not in the cache.
 
     Attributes:
@@ -54,23 +56,7 @@ class Light:
         step_word: The word of the page that has the step.
     """
 
-    __slots__ = (
-        "_references",
-        "data_key",
-        "drawn",
-        "is_hook_counted",
-        "is_on",
-        "iterator",
-        "micro_steps",
-        "model",
-        "optimizer",
-        "optimizers",
-        "step",
-        "step_word",
-        "syncs",
-        "until",
-        "until_syncs",
-    )
+    __slots__ = ("_references",)
 
     def __init__(self, words: memoryview) -> None:
         self.begin(words)
@@ -81,7 +67,7 @@ class Light:
         self.is_on, self.is_hook_counted = False, True
         self.step = self.micro_steps = self.syncs = self.drawn = 0
         self.until = self.until_syncs = self.model = self.iterator = self.optimizer = 0
-        self.optimizers: dict[int, bool] = {}
+        self.optimizers = {}
         self._references: dict[int, object] = {}
         self.data_key = at.DATA
 
@@ -106,9 +92,12 @@ _codes: dict[int, tuple[CodeType, int]] = {}
 """By id of the code (to hash one takes long): what a process does while a call of it is on the stack."""
 
 
-def stands_for(phase: int, function: Callable[..., object]) -> None:
-    """While `function` is on the stack, the process does `phase`."""
-    _codes[id(function.__code__)] = function.__code__, phase
+def stands_for(phase: int, *functions: Callable[..., object]) -> None:
+    """While one of them is on the stack, the process does `phase`: a mark, and what it marks, since a compiled mark has no frame."""
+    for function in functions:
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            _codes[id(code)] = code, phase
 
 
 def phase_on(frame: FrameType | None) -> tuple[int, FrameType | None]:

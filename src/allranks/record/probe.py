@@ -9,6 +9,7 @@ from types import ModuleType
 
 from allranks.record import (
     compat,
+    compiling,
     files,
     logged,
     probe_collectives,
@@ -38,7 +39,7 @@ def _replicas(module: ModuleType) -> None:
 
 
 def _compiled(module: ModuleType) -> None:
-    compat.hide_from_dynamo(module)
+    compiling.hide_from_dynamo(module)
     unmatched.mark(module.OptimizedModule)
 
 
@@ -52,6 +53,7 @@ MARKS = {
     "torch.distributed.distributed_c10d": probe_collectives.mark_collectives,
     "torch.nn.parallel.distributed": _replicas,
     "torch._dynamo.eval_frame": _compiled,
+    "torch._dynamo": compiling.substitute_compiled,
     "torch.utils.data.dataloader": probe_loaders.mark_loaders,
     "torch.utils.data._utils.worker": probe_loaders.mark_workers,
     "torch.utils.data._utils.fetch": probe_loaders.mark_fetching,

@@ -11,7 +11,7 @@ from sys import _getframe
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, draws, passes, process, states
+from allranks.record import compat, counts, draws, passes, process, states
 from allranks.record import layout as at
 from allranks.record.layout import W_SINCE_NS
 from allranks.record.light import stands_for
@@ -118,10 +118,8 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if light.is_on and id(self) == light.iterator:
             try:
                 batch = draw(self)
-            except StopIteration:
-                one = getattr(self, "_allranks_pass", None)
-                if one is not None:  # else it has the id of one that is gone
-                    _pass_ended(one)
+            except StopIteration as error:
+                stopped(error, self)
                 raise
             finally:
                 if not light.is_on:
@@ -130,8 +128,13 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return batch
         return _draw(draw, self)
 
-    stands_for(at.DATA, marked_next)
-    return marked_next
+    def stopped(error: BaseException, iterator: Any) -> None:
+        one = getattr(iterator, "_allranks_pass", None)
+        if isinstance(error, StopIteration) and one is not None:  # else it has the id of one that is gone
+            _pass_ended(one)
+
+    stands_for(at.DATA, marked_next, draw)
+    return counts.quicken(marked_next, counts.NEXT_BATCH, light, draw, stopped, resume)
 
 
 def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:

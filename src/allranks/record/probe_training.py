@@ -17,6 +17,8 @@ from typing import Any
 from allranks.record import (
     averaging,
     compat,
+    compiling,
+    counts,
     fingerprints,
     gradients,
     losses,
@@ -78,8 +80,15 @@ def mark_backward(module: Any) -> None:
                     resume()
         return _backward(backward, args, kwargs)
 
-    stands_for(BACKWARD, marked_backward)
-    module.backward = marked_backward
+    stands_for(BACKWARD, marked_backward, backward)
+    module.backward = counts.quicken(
+        marked_backward,
+        counts.BACKWARD,
+        light,
+        backward,
+        lambda e, _: states.communication_failed(e, "backward"),
+        resume,
+    )
 
 
 def resume() -> None:
@@ -188,7 +197,7 @@ def _timed_buffers(exchange: Callable[..., Any]) -> Callable[..., Any]:
             times[at.M_BUFFERS_FROM], times[at.M_BUFFERS_TO] = begin, (end := monotonic_ns())
             writer.buffers_ns += end - begin
 
-    return compat.let_dynamo_see(timed, exchange)
+    return compiling.let_dynamo_see(timed, exchange)
 
 
 def _marked_build(build: Callable[..., None]) -> Callable[..., None]:
@@ -230,12 +239,19 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             if self.require_backward_grad_sync:
                 light.syncs += 1
             else:
-                states.is_synchronised, light.until_syncs = False, 0
+                unsynchronised()
             return result
         return _forward(forward, self, inputs, kwargs)
 
-    stands_for(FORWARD, marked_forward)
-    return compat.let_dynamo_see(marked_forward, forward)
+    def unsynchronised() -> None:
+        states.is_synchronised, light.until_syncs = False, 0
+
+    stands_for(FORWARD, marked_forward, forward)
+    marked = counts.quicken(
+        marked_forward, counts.FORWARD, light, forward, lambda e, _: states.communication_failed(e, "forward"), resume,
+        is_grad_enabled=is_grad_enabled, unsynchronised=unsynchronised,
+    )  # fmt: skip
+    return compiling.let_dynamo_see(marked, forward)
 
 
 def _forward(forward: Callable[..., Any], ddp: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -353,8 +369,9 @@ def mark_optimizers(module: Any) -> None:
         """What a compiled optimizer calls."""
 
     writer.on_step = _step_ended
-    module.register_optimizer_step_pre_hook(compat.let_dynamo_see(enter, nothing))
-    module.register_optimizer_step_post_hook(compat.let_dynamo_see(leave, nothing))
+    hooks = counts.hooks(light, enter, leave)
+    module.register_optimizer_step_pre_hook(compiling.let_dynamo_see(hooks[0], nothing))
+    module.register_optimizer_step_post_hook(compiling.let_dynamo_see(hooks[1], nothing))
     if (step := compat.optimizer_step(module)) is not None:
         stands_for(OPTIMIZER, step)
 

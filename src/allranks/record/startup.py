@@ -68,6 +68,7 @@ _MARKED = (
     "torch.distributed.distributed_c10d",
     "torch.nn.parallel.distributed",
     "torch._dynamo.eval_frame",
+    "torch._dynamo",
     "torch.utils.data.dataloader",
     "torch.utils.data._utils.worker",
     "torch.utils.data._utils.fetch",

@@ -25,7 +25,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any
 
-from allranks.record import compat, notes, process
+from allranks.record import compiling, notes, process
 
 _writer, _lines = process.WRITER, process.LINES
 KIND = "unmatched"
@@ -77,7 +77,7 @@ def _marked_method(plain: Callable[..., Any]) -> Callable[..., Any]:
             _look(self, sys._getframe(1))
         return plain(self, *args, **kwargs)
 
-    return compat.let_dynamo_see(marked, plain)
+    return compiling.let_dynamo_see(marked, plain)
 
 
 def _stop() -> None:

@@ -13,7 +13,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
-from allranks.record import compat, notes, process
+from allranks.record import compiling, notes, process
 from allranks.record import layout as at
 
 _writer, _lines = process.WRITER, process.LINES
@@ -54,7 +54,7 @@ def _marked(zero: Callable[..., Any]) -> Callable[..., Any]:
                 _stop()
         return zero(self, *args, **kwargs)
 
-    return compat.let_dynamo_see(marked, zero)
+    return compiling.let_dynamo_see(marked, zero)
 
 
 def _stop() -> None:

@@ -72,6 +72,13 @@ _MARKS = {
     ("/allranks/record/probe_training.py", "marked_forward"): "forward",
     ("/allranks/record/probe_training.py", "marked_backward"): "backward",
     ("/allranks/record/probe_loaders.py", "marked_next"): "data",
+    # What they mark: a compiled mark has no frame.
+    ("/torch/nn/parallel/distributed.py", "forward"): "forward",
+    ("/allranks/wrap/reducer.py", "_forward_lightly"): "forward",
+    ("/allranks/wrap/reducer.py", "_forward_alone"): "forward",
+    ("/torch/autograd/__init__.py", "backward"): "backward",
+    ("/allranks/wrap/straight.py", "backward_through_memory"): "backward",
+    ("/torch/utils/data/dataloader.py", "__next__"): "data",
     ("/torch/optim/optimizer.py", "wrapper"): "optimizer",
 }
 

@@ -1,0 +1,443 @@
+/* How do the marks of quick steps count without running any Python?
+
+   Between torch's own calls nothing of ours is in the processor's cache, and there a Python call costs 1.5 to 3 us. So what a light mark
+   does (light.py) is here once more: it counts, in fields of one object, and passes on. All else stays in Python: where something is due, or
+   marks are not light, the Python function is called as if this file were not there, and without it every mark is that function.
+
+   A marked function stays the Python function that it is (inspect, pickle and torch.compile see no difference); only its vectorcall is
+   replaced, as PyFunction_SetVectorcall is for. Forward and next batch are called from C; backward is not, see `Front`. Hooks of optimizers are
+   builtin functions.
+
+   Everything runs under the GIL, and nothing here gives it up in the middle of counting. */
+
+#include <Python.h>
+#include <structmember.h>
+
+#ifdef Py_GIL_DISABLED
+#error "counts are kept under the GIL; without it the marks are those in Python"
+#endif
+
+/* ---- what light marks count ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    char is_on;
+    char is_hook_counted;
+    long long step, micro_steps, syncs, drawn, until, until_syncs, model, iterator, optimizer, data_key;
+    PyObject *optimizers;
+    PyObject *step_word; /* what was set */
+    Py_buffer word;      /* its memory; .obj is NULL if it has no room for a number */
+} Counts;
+
+static PyMemberDef counts_members[] = {
+    {"is_on", T_BOOL, offsetof(Counts, is_on), 0, NULL},
+    {"is_hook_counted", T_BOOL, offsetof(Counts, is_hook_counted), 0, NULL},
+    {"step", T_LONGLONG, offsetof(Counts, step), 0, NULL},
+    {"micro_steps", T_LONGLONG, offsetof(Counts, micro_steps), 0, NULL},
+    {"syncs", T_LONGLONG, offsetof(Counts, syncs), 0, NULL},
+    {"drawn", T_LONGLONG, offsetof(Counts, drawn), 0, NULL},
+    {"until", T_LONGLONG, offsetof(Counts, until), 0, NULL},
+    {"until_syncs", T_LONGLONG, offsetof(Counts, until_syncs), 0, NULL},
+    {"model", T_LONGLONG, offsetof(Counts, model), 0, NULL},
+    {"iterator", T_LONGLONG, offsetof(Counts, iterator), 0, NULL},
+    {"optimizer", T_LONGLONG, offsetof(Counts, optimizer), 0, NULL},
+    {"data_key", T_LONGLONG, offsetof(Counts, data_key), 0, NULL},
+    {"optimizers", T_OBJECT_EX, offsetof(Counts, optimizers), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *counts_get_word(PyObject *self, void *unused) {
+    PyObject *word = ((Counts *)self)->step_word;
+    return Py_NewRef(word == NULL ? Py_None : word);
+}
+
+static int counts_set_word(PyObject *self, PyObject *word, void *unused) {
+    Counts *light = (Counts *)self;
+    Py_buffer found = {.obj = NULL};
+    if (word != NULL && PyObject_GetBuffer(word, &found, PyBUF_WRITABLE) < 0) {
+        PyErr_Clear(); /* of a page that is not there yet */
+        found.obj = NULL;
+    } else if (found.obj != NULL && found.len < (Py_ssize_t)sizeof(long long)) {
+        PyBuffer_Release(&found);
+    }
+    Py_buffer before = light->word;
+    PyObject *old = light->step_word;
+    light->word = found;
+    light->step_word = Py_XNewRef(word);
+    if (before.obj != NULL) {
+        PyBuffer_Release(&before);
+    }
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyGetSetDef counts_properties[] = {
+    {"step_word", counts_get_word, counts_set_word, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static int counts_traverse(PyObject *self, visitproc visit, void *arg) {
+    Counts *light = (Counts *)self;
+    Py_VISIT(light->optimizers);
+    Py_VISIT(light->step_word);
+    Py_VISIT(light->word.obj);
+    return 0;
+}
+
+static int counts_clear(PyObject *self) {
+    Py_CLEAR(((Counts *)self)->optimizers);
+    return counts_set_word(self, NULL, NULL);
+}
+
+static void counts_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    counts_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyTypeObject CountsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "allranks.record._quick.Counts",
+    .tp_basicsize = sizeof(Counts),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = counts_dealloc,
+    .tp_traverse = counts_traverse,
+    .tp_clear = counts_clear,
+    .tp_members = counts_members,
+    .tp_getset = counts_properties,
+};
+
+static inline long long id_of(PyObject *object) { return (long long)(intptr_t)object; }
+
+/* ---- marks ------------------------------------------------------------------------------------------------------------------------ */
+
+enum { FORWARD, BACKWARD, NEXT_BATCH, NUM_KINDS }; /* as in counts.py */
+
+typedef struct {
+    PyObject *function; /* the mark: a Python function */
+    vectorcallfunc plain;
+    int kind;
+    Counts *light;
+    PyObject *original, *failed, *resume, *is_grad_enabled, *unsynchronised;
+} Mark;
+
+#define MOST_MARKS 64
+static Mark marks[MOST_MARKS]; /* for as long as the process lives, as torch's functions do */
+static int num_marks;
+static PyObject *averages; /* the name of DDP's attribute */
+
+/* Whether the marks of this call are light; -1 with an error set. */
+static int is_light(Mark *mark, PyObject *const *args, Py_ssize_t num) {
+    Counts *light = mark->light;
+    if (!light->is_on || num < 1) {
+        return 0;
+    }
+    if (mark->kind == BACKWARD) {
+        return 1;
+    }
+    if (mark->kind == NEXT_BATCH) {
+        return id_of(args[0]) == light->iterator;
+    }
+    if (id_of(args[0]) != light->model) {
+        return 0;
+    }
+    PyObject *answer = PyObject_CallNoArgs(mark->is_grad_enabled);
+    if (answer == NULL) {
+        return -1;
+    }
+    int is_enabled = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
+    return is_enabled;
+}
+
+/* The original has raised: say so. Its error is the one that goes on, whatever happens here. */
+static void tell(Mark *mark, PyObject *first) {
+#if PY_VERSION_HEX >= 0x030c0000
+    PyObject *error = PyErr_GetRaisedException();
+#else
+    PyObject *kind, *error, *traceback;
+    PyErr_Fetch(&kind, &error, &traceback);
+    PyErr_NormalizeException(&kind, &error, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(error, traceback);
+    }
+#endif
+    PyObject *said = PyObject_CallFunctionObjArgs(mark->failed, error, first, NULL);
+    PyErr_Clear();
+    Py_XDECREF(said);
+    if (!mark->light->is_on) {
+        said = PyObject_CallNoArgs(mark->resume);
+        PyErr_Clear();
+        Py_XDECREF(said);
+    }
+#if PY_VERSION_HEX >= 0x030c0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(kind, error, traceback);
+#endif
+}
+
+/* A forward or a batch that came is counted; -1 with an error set. */
+static int count(Mark *mark, PyObject *first) {
+    Counts *light = mark->light;
+    if (mark->kind == NEXT_BATCH) {
+        light->drawn++;
+    } else if (mark->kind == FORWARD) {
+        light->micro_steps++;
+        PyObject *answer = PyObject_GetAttr(first, averages);
+        int is_averaged = answer == NULL ? -1 : PyObject_IsTrue(answer);
+        Py_XDECREF(answer);
+        if (is_averaged < 0) {
+            return -1;
+        }
+        if (is_averaged) {
+            light->syncs++;
+            return 0;
+        }
+        answer = PyObject_CallNoArgs(mark->unsynchronised);
+        Py_XDECREF(answer);
+        return answer == NULL ? -1 : 0;
+    }
+    return 0;
+}
+
+static PyObject *call_mark(PyObject *function, PyObject *const *args, size_t flags, PyObject *names) {
+    Mark *mark = marks;
+    while (mark->function != function) { /* it is there: only `quicken` puts this into a function */
+        mark++;
+    }
+    Py_ssize_t num = PyVectorcall_NARGS(flags);
+    int light = is_light(mark, args, num);
+    if (light <= 0) {
+        return light < 0 ? NULL : mark->plain(function, args, flags, names);
+    }
+    PyObject *first = Py_NewRef(args[0]);
+    PyObject *result = PyObject_Vectorcall(mark->original, args, flags, names);
+    if (result == NULL) {
+        tell(mark, first);
+    } else {
+        if (!mark->light->is_on) { /* the tick thread has ended light marks during the call */
+            PyObject *resumed = PyObject_CallNoArgs(mark->resume);
+            if (resumed == NULL) {
+                Py_CLEAR(result);
+            }
+            Py_XDECREF(resumed);
+        }
+        if (result != NULL && count(mark, first) < 0) {
+            Py_CLEAR(result);
+        }
+    }
+    Py_DECREF(first);
+    return result;
+}
+
+/* CPython 3.11 runs a Python function that Python code calls without asking its vectorcall. What torch calls so has this in front of it: it is the
+   function in all that can be asked of it, but for its type. */
+
+#define HAS_FRONTS (PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030c0000)
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function;
+    PyObject *weak_references;
+} Front;
+
+static PyObject *function_of(PyObject *self) { return ((Front *)self)->function; }
+
+static PyObject *front_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
+    return call_mark(function_of(self), args, flags, names);
+}
+
+static PyObject *front_get_attribute(PyObject *self, PyObject *name) {
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(function_of(self), name);
+    }
+    return found;
+}
+
+static int front_set_attribute(PyObject *self, PyObject *name, PyObject *value) {
+    return PyObject_GenericSetAttr(function_of(self), name, value);
+}
+
+static PyObject *front_bind(PyObject *self, PyObject *instance, PyObject *owner) {
+    return instance == NULL || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+static PyObject *front_show(PyObject *self) { return PyObject_Repr(function_of(self)); }
+
+static PyObject *front_doc(PyObject *self, void *unused) { return PyObject_GetAttrString(function_of(self), "__doc__"); }
+
+static PyObject *front_reduce(PyObject *self, PyObject *unused) {
+    return PyObject_GetAttrString(function_of(self), "__qualname__"); /* by its name, as a function */
+}
+
+static void front_dealloc(PyObject *self) {
+    if (((Front *)self)->weak_references != NULL) {
+        PyObject_ClearWeakRefs(self);
+    }
+    Py_DECREF(function_of(self));
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef front_methods[] = {
+    {"__reduce__", front_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef front_properties[] = {
+    {"__doc__", front_doc, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject FrontType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "allranks.record._quick.Front",
+    .tp_basicsize = sizeof(Front),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_dealloc = front_dealloc,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Front, vectorcall),
+    .tp_weaklistoffset = offsetof(Front, weak_references),
+    .tp_getattro = front_get_attribute,
+    .tp_setattro = front_set_attribute,
+    .tp_descr_get = front_bind,
+    .tp_repr = front_show,
+    .tp_methods = front_methods,
+    .tp_getset = front_properties,
+};
+
+static PyObject *front_of(PyObject *function) {
+    Front *front = PyObject_New(Front, &FrontType);
+    if (front != NULL) {
+        front->vectorcall = front_call;
+        front->function = Py_NewRef(function);
+        front->weak_references = NULL;
+    }
+    return (PyObject *)front;
+}
+
+/* What is to stand where the mark stood. */
+static PyObject *quicken(PyObject *module, PyObject *args) {
+    Mark mark = {0};
+    if (!PyArg_ParseTuple(args, "O!iO!OOOOO", &PyFunction_Type, &mark.function, &mark.kind, &CountsType, &mark.light, &mark.original,
+                          &mark.failed, &mark.resume, &mark.is_grad_enabled, &mark.unsynchronised)) {
+        return NULL;
+    }
+    PyFunctionObject *function = (PyFunctionObject *)mark.function;
+    if (mark.kind < 0 || mark.kind >= NUM_KINDS) {
+        return PyErr_Format(PyExc_ValueError, "there is no kind %d of marks", mark.kind);
+    }
+    if (num_marks == MOST_MARKS || function->vectorcall == call_mark) {
+        return Py_NewRef(mark.function);
+    }
+    mark.plain = function->vectorcall;
+    PyObject *kept[] = {mark.function, (PyObject *)mark.light, mark.original, mark.failed,
+                        mark.resume,   mark.is_grad_enabled,   mark.unsynchronised};
+    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++) {
+        Py_INCREF(kept[i]);
+    }
+    marks[num_marks++] = mark;
+#if PY_VERSION_HEX >= 0x030c0000
+    PyFunction_SetVectorcall(function, call_mark);
+#else
+    function->vectorcall = call_mark;
+#endif
+    return HAS_FRONTS && mark.kind == BACKWARD ? front_of(mark.function) : Py_NewRef(mark.function);
+}
+
+/* ---- hooks of optimizers -------------------------------------------------------------------------------------------------------- */
+
+enum { LIGHT, ENTER, LEAVE, NUM_HOOK_PARTS };
+
+/* Whether marks are light and this optimizer's steps are counted; -1 with an error set. */
+static int is_known(Counts *light, PyObject *optimizer) {
+    if (!light->is_on) {
+        return 0;
+    }
+    if (id_of(optimizer) == light->optimizer) {
+        return 1;
+    }
+    if (light->optimizers == NULL || !PyDict_Check(light->optimizers)) {
+        return 0;
+    }
+    PyObject *key = PyLong_FromVoidPtr(optimizer);
+    if (key == NULL) {
+        return -1;
+    }
+    PyObject *found = PyDict_GetItemWithError(light->optimizers, key);
+    Py_DECREF(key);
+    return found != NULL ? found == Py_True : PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *hook_enter(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+    int known = num < 1 ? 0 : is_known((Counts *)PyTuple_GET_ITEM(self, LIGHT), args[0]);
+    if (known == 0) {
+        return PyObject_Vectorcall(PyTuple_GET_ITEM(self, ENTER), args, num, NULL);
+    }
+    return known < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+    Counts *light = (Counts *)PyTuple_GET_ITEM(self, LIGHT);
+    int known = num < 1 ? 0 : is_known(light, args[0]);
+    if (known < 0) {
+        return NULL;
+    }
+    int is_due = light->syncs >= light->until_syncs || (light->is_hook_counted && light->step + 1 >= light->until);
+    if (known == 0 || is_due || light->word.obj == NULL) {
+        return PyObject_Vectorcall(PyTuple_GET_ITEM(self, LEAVE), args, num, NULL);
+    }
+    if (light->is_hook_counted) { /* else the library says so in a moment */
+        light->step++;
+        *(volatile long long *)light->word.buf = light->step;
+        light->micro_steps = 0;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef enter_hook = {"allranks_enter", (PyCFunction)(void (*)(void))hook_enter, METH_FASTCALL, NULL};
+static PyMethodDef leave_hook = {"allranks_leave", (PyCFunction)(void (*)(void))hook_leave, METH_FASTCALL, NULL};
+
+static PyObject *hooks(PyObject *module, PyObject *args) {
+    PyObject *light, *enter, *leave;
+    if (!PyArg_ParseTuple(args, "O!OO", &CountsType, &light, &enter, &leave)) {
+        return NULL;
+    }
+    PyObject *parts = PyTuple_Pack(NUM_HOOK_PARTS, light, enter, leave);
+    PyObject *name = PyObject_GetAttrString(module, "__name__");
+    PyObject *found = NULL;
+    if (parts != NULL && name != NULL) {
+        found = Py_BuildValue("NN", PyCFunction_NewEx(&enter_hook, parts, name), PyCFunction_NewEx(&leave_hook, parts, name));
+    }
+    Py_XDECREF(parts);
+    Py_XDECREF(name);
+    return found;
+}
+
+/* ---- the module ------------------------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef functions[] = {
+    {"quicken", quicken, METH_VARARGS, NULL},
+    {"hooks", hooks, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_quick", NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__quick(void) {
+    if (PyType_Ready(&CountsType) < 0 || PyType_Ready(&FrontType) < 0) {
+        return NULL;
+    }
+    if (averages == NULL && (averages = PyUnicode_InternFromString("require_backward_grad_sync")) == NULL) {
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddObjectRef(module, "Counts", (PyObject *)&CountsType) < 0) {
+        Py_CLEAR(module);
+    }
+    return module;
+}

@@ -1,0 +1,54 @@
+"""What does torch.compile see of the marks? Nothing: it traces what they mark. The private names of dynamo, each with a fallback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from allranks.record.compat import step_aside
+
+_compiled: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+
+
+def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """`marked`, for which torch.compile traces `instead`. If a torch did not know this name, it would trace `marked`:
+    slower (a graph break), not wrong."""
+    if isinstance(marked, FunctionType):
+        marked._torchdynamo_inline = instead  # type: ignore[attr-defined]
+    else:
+        _compiled.append((marked, instead))
+    return marked
+
+
+def substitute_compiled(dynamo: ModuleType) -> None:
+    """torch._dynamo was imported: what it is to trace for functions that are no Python functions."""
+    for marked, instead in _compiled:
+        dynamo.substitute_in_graph(marked, skip_signature_check=True)(instead)
+
+
+def hide_from_dynamo(eval_frame: ModuleType) -> None:
+    """Have torch.compile run the record's own functions as they are, when it comes upon them outside of a graph.
+
+    Else it would try to compile them one by one, and warn that it cannot trace a clock.
+    """
+    skip_code = getattr(eval_frame, "skip_code", None)
+    if skip_code is None:
+        step_aside("what torch.compile must not look into")
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("allranks.record"):
+            for code in _codes(module):
+                skip_code(code)
+
+
+def _codes(module: ModuleType) -> Iterator[CodeType]:
+    """The code of all functions and methods of a module, nested ones too."""
+    found = list(vars(module).values())
+    found += [value for kind in found if isinstance(kind, type) for value in vars(kind).values()]
+    codes = [f.__code__ for f in found if isinstance(f, FunctionType)]
+    while codes:
+        code = codes.pop()
+        yield code
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]

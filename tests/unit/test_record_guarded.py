@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from allranks.record import averaging, compat, draws, files, gradients, notes, passes, states
+from allranks.record import averaging, compat, draws, files, gradients, notes, passes, states, taken
 from allranks.record import layout as at
 from allranks.record.writer import Writer
 
@@ -49,7 +49,10 @@ def test_pass_when_its_note_fails_then_batches_come_and_it_is_said_once(
     for _ in range(2):
         followed = passes.begin(loader, "train.py:3 main", 0)
         assert followed is not None
-        assert [passes.handed(followed, [k]) for k in range(3)] == [True, True, False]
+        indices = taken.Taken()
+        for k in range(3):
+            indices.add([k])
+        assert [passes.handed(followed, indices, k + 1) for k in range(3)] == [followed, followed, None]
         passes.ended(followed)
     assert capsys.readouterr().err.count("the job is not touched") == 1
 

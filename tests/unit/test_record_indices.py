@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data._utils import fetch
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from allranks.record import draws, passes, probe_loaders
+from allranks.record import draws, notes, passes, probe_loaders, taken
+from allranks.record.writer import Writer
 
 
 def samples(count: int = 64) -> TensorDataset:
@@ -23,24 +25,55 @@ def test_batch_when_handed_out_then_its_indices_are_known(
     monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    passes.mark_indices(_BaseDataLoaderIter)
+    taken.mark_indices(_BaseDataLoaderIter)
     loader = DataLoader(samples(), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
     for _ in range(2):
         iterator = iter(loader)
-        indices = passes.indices_of(iterator)
+        indices = taken.indices_of(iterator)
         for number, batch in enumerate(iterator):
-            assert next(indices) == [4 * number + i for i in range(4)] == (batch[0][:, 0] // 4).tolist()
-        assert next(indices, None) is None
+            (found,) = indices.until(number + 1)
+            assert found == [4 * number + i for i in range(4)] == (batch[0][:, 0] // 4).tolist()
+        assert indices.until(99) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batch_when_no_more_indices_are_wanted_then_those_of_the_newest_are_known_and_few_are_kept(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
+    taken.mark_indices(_BaseDataLoaderIter)
+    loader = DataLoader(samples(80), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    for is_asked in (lambda number: True, lambda number: number in (3, 7, 8, 19)):
+        iterator = iter(loader)
+        indices = taken.indices_of(iterator)
+        assert next(iterator)[1].tolist() == [0, 1, 2, 3]
+        assert len(indices.until(1)) == 1
+        for number, batch in enumerate(iterator, start=1):
+            assert batch[0][0, 0] == 16 * number  # what the loader is given is as it was
+            if is_asked(number):
+                assert indices.newest(number + 1) == [4 * number + i for i in range(4)]
+                assert number < 2 or indices.kept.maxlen == len(indices.kept) or number > 10
+        assert indices.kept.maxlen == 1 + 2 * workers  # prefetch_factor is 2
+
+
+def test_indices_when_the_pass_is_over_then_the_next_one_is_not_touched_and_the_iterator_goes() -> None:
+    iterator = iter(DataLoader(samples(), batch_size=4))
+    before = taken.indices_of(iterator)
+    iterator._sampler_iter = follows = iter([[5, 6]])
+    assert before.newest(1) is None and iterator._sampler_iter is follows
+    gone = ref(iterator)
+    del iterator
+    assert gone() is None  # at once: its workers must not wait for the garbage collector
 
 
 def test_indices_when_another_thread_begins_or_goes_on_then_they_are_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    passes.mark_indices(_BaseDataLoaderIter)
+    taken.mark_indices(_BaseDataLoaderIter)
     begun = iter(DataLoader(samples(), batch_size=4, num_workers=0))
     begun.__dict__["_allranks_pass"] = one = probe_loaders.Pass(DataLoader(samples(), batch_size=4), 0)
-    one.indices = passes.indices_of(begun)
+    one.indices = taken.indices_of(begun)
     assert "_allranks_taken" in vars(begun)
     found: list[Any] = []
 
@@ -52,7 +85,31 @@ def test_indices_when_another_thread_begins_or_goes_on_then_they_are_not_kept(
     thread.start()
     thread.join()
     assert found[0][1].tolist() == [0, 1, 2, 3] and found[1] is False
-    assert "_allranks_taken" not in vars(begun) and next(one.indices, None) is None
+    assert "_allranks_taken" not in vars(begun) and one.indices.newest(1) is None
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_pass_when_it_is_longer_than_what_is_kept_then_all_of_its_samples_are_counted(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int | None
+) -> None:
+    noted: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr(notes, "_write", lambda path, kind, values: noted.update({kind: values}))
+    monkeypatch.setattr(passes, "_writer", writer := Writer())
+    monkeypatch.setattr(passes, "MAX_INDICES", 16)
+    monkeypatch.setattr(passes, "_loaders", {})
+    loader = DataLoader(samples(62), batch_size=batch_size)
+    iterator = iter(loader)
+    followed, indices = passes.begin(loader, "train.py:3 main", 0), taken.indices_of(iterator)
+    for drawn, _ in enumerate(iterator, start=1):
+        if drawn % 5 == 0:  # of quick steps some are looked at
+            writer.end_step()
+            followed = passes.handed(followed, indices, drawn)
+    assert followed is not None and followed.size == (batch_size or 1)
+    passes.handed(followed, indices, len(loader))
+    passes.ended(followed)
+    seen = noted["seen"]
+    assert noted["pass"]["first"] == list(range(3 * (batch_size or 1)))
+    assert (seen["drawn"], seen["samples"], seen["kept"], seen["distinct"]) == (len(loader), 62, 16, 16)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital'")
@@ -62,14 +119,14 @@ def test_batch_when_the_loader_keeps_its_samplers_state_then_indices_are_known_a
     stateful = pytest.importorskip("torchdata.stateful_dataloader.stateful_dataloader")
     kind = stateful._StatefulBaseDataLoaderIter
     monkeypatch.setattr(kind, "_next_index", kind._next_index)
-    passes.mark_taking(kind)
+    taken.mark_taking(kind)
     loader = stateful.StatefulDataLoader(samples(16), batch_size=4)
     iterator = iter(loader)
-    indices = passes.indices_of(iterator)
+    indices = taken.indices_of(iterator)
     next(iterator)
-    assert next(indices) == [0, 1, 2, 3]
+    assert indices.newest(1) == [0, 1, 2, 3]
     next(iterator)
-    assert next(indices) == [4, 5, 6, 7]
+    assert indices.newest(2) == [4, 5, 6, 7]
     assert loader.state_dict()["_num_yielded"] == 2
 
 

@@ -27,6 +27,7 @@ from allranks.record import (
     passes,
     schedulers,
     states,
+    taken,
     watched,
 )
 from allranks.record import layout as at
@@ -59,13 +60,13 @@ def step() -> None:
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    passes.mark_indices(_BaseDataLoaderIter)
+    taken.mark_indices(_BaseDataLoaderIter)
 
 
 def walk(loader: DataLoader[Any], line: str = "train.py:3 main", *, training: bool = True) -> int:
     """One pass, as the probe sees it."""
     iterator = iter(loader)
-    followed, indices = passes.begin(loader, line, 0), passes.indices_of(iterator)
+    followed, indices = passes.begin(loader, line, 0), taken.indices_of(iterator)
     count = 0
     while True:
         try:
@@ -74,9 +75,8 @@ def walk(loader: DataLoader[Any], line: str = "train.py:3 main", *, training: bo
             if followed is not None:
                 passes.ended(followed)
             return count
-        if followed is not None and not passes.handed(followed, next(indices)):
-            followed = None
         count += 1
+        followed = passes.handed(followed, indices, count)
         if training:
             step()
 

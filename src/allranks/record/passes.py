@@ -3,29 +3,24 @@
     pass begins -> its first batches' indices -> note "pass" (what is read, by which sampler, is it training?)
     pass ends   -> note "seen" (how many, which: a sketch), and "evaluated" once it is known what followed
 
-Indices are taken where the loader takes them from its sampler, in this process, also if workers read the samples: the sampler's
-iterator is split into two equal ones, of which the loader has one (no Python of ours runs when it asks), and the other is moved on as
-batches are handed out. No torch here.
+Which samples are in a batch, taken.py knows. No torch here.
 """
 
 from __future__ import annotations
 
-import functools
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import tee
+from itertools import chain, islice
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, datasets, notes, process, states
+from allranks.record import compat, datasets, notes, process
 from allranks.record import layout as at
+from allranks.record.taken import Taken
 
 NOTED_PASSES = 3
 FIRST_BATCHES = 3
 MAX_INDICES = 16_384
 SKETCH = 512
-MAX_EARLY = 256
 MAX_LOADERS = 64
 _writer = process.WRITER
 _loaders: dict[
@@ -65,6 +60,7 @@ class Followed:
         "line",
         "sampler",
         "samples",
+        "size",
         "sizes",
         "step",
         "taken",
@@ -76,7 +72,8 @@ class Followed:
         self.step, self.forwards = _writer.step, _writer.light.micro_steps
         self.drawn = self.taken = self.samples = 0
         self.first: list[Any] = []
-        self.sizes: list[int] = []
+        self.sizes: set[int] = set()  # of the batches
+        self.size = 0  # of each, once no more of their indices are wanted; then it is enough to count batches
         self.indices: list[Any] = []
         self.is_noted = False
 
@@ -103,95 +100,49 @@ def begin(loader: Any, line: str, asked_ns: int) -> Followed | None:
         return None
 
 
-_SPLIT = "_allranks_taken"
+def handed(followed: Followed | None, taken: Taken, drawn: int) -> Followed | None:
+    """So many batches of a pass were handed out by now; gives `followed` if there is more to see. Never raises.
 
-
-def indices_of(iterator: Any) -> Iterator[Any]:
-    """The indices of each batch of a pass that has just begun, in their order, to be asked for as each is handed out; may be empty."""
-    own = getattr(iterator, "__dict__", {})
-    if compat.keeps_its_sampler(type(iterator)):
-        _queue_of(own)
-    elif _SPLIT not in own and compat.has_no_workers(iterator):
-        _split(iterator)
-    return own.get(_SPLIT) or iter(())
-
-
-def _split(iterator: Any) -> None:
-    own = iterator.__dict__
-    if (name := compat.sampler_iterator(iterator)) is not None:
-        own[name], own[_SPLIT] = tee(own[name])
-
-
-def forget_indices(iterator: Any) -> Iterator[Any]:
-    """Another thread draws: nobody asks for the indices any more, and what nobody asks for would be kept to the end of the pass."""
-    iterator.__dict__.pop(_SPLIT, None)
-    return iter(())
-
-
-def mark_indices(iterator_class: Any) -> None:
-    """The place where a loader begins to ask its sampler: before its workers are given the first batches (compat names it)."""
-    reset: Callable[..., Any] = iterator_class._reset
-
-    @functools.wraps(reset)
-    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = reset(self, *args, **kwargs)
-        try:
-            if not compat.keeps_its_sampler(type(self)) and not states.is_other_thread():
-                _split(self)
-        except Exception as error:  # noqa: BLE001 - a torch that is not as expected
-            compat.step_aside("which samples a loader reads", error)
-        return result
-
-    iterator_class._reset = marked
-
-
-def mark_taking(iterator_class: Any) -> None:
-    """The place where a loader that keeps its sampler's iterator asks it."""
-    take: Callable[[Any], Any] = iterator_class._next_index
-
-    def marked(self: Any) -> Any:
-        taken = take(self)
-        _queue_of(self.__dict__).append(taken)
-        return taken
-
-    iterator_class._next_index = marked
-
-
-def _queue_of(own: dict[str, Any]) -> deque[Any]:
-    if (queue := own.get("_allranks_queue")) is None:
-        queue = own["_allranks_queue"] = deque(maxlen=MAX_EARLY)
-        own[_SPLIT] = _emptied(queue)
-    return queue
-
-
-def _emptied(queue: deque[Any]) -> Iterator[Any]:
-    while True:
-        yield queue.popleft() if queue else None
-
-
-def handed(followed: Followed, taken: Any) -> bool:
-    """A batch was handed out, of these indices; whether there is more to see. Never raises."""
-    followed.drawn += 1
-    if followed.drawn == 1:
+    Asked for all at once: of quick steps one in 100 ms asks.
+    """
+    global batch
+    if followed is None or followed.size:
+        batch = taken.newest(drawn)
+        if followed is not None and drawn > followed.drawn:
+            last = len(batch) if isinstance(batch, (list, tuple)) else followed.size
+            followed.samples += followed.size * (drawn - followed.drawn - 1) + last
+            followed.drawn = drawn
+        return followed
+    if drawn and not followed.drawn:
         followed.first_s = (monotonic_ns() - followed.asked_ns) / 1e9
     try:
-        _note_taken(followed, taken)
-        if followed.drawn == FIRST_BATCHES:
-            _note_pass(followed)
+        return _note_taken(followed, taken.until(drawn), drawn)
     except Exception as error:  # noqa: BLE001 - samplers of a kind that is not known here
         compat.step_aside("what a loader reads", error)
-        return False
-    return followed.drawn < FIRST_BATCHES or followed.known.passes == 1  # the order was what there was to see
+        return None
 
 
-def _note_taken(followed: Followed, taken: Any) -> None:
-    some = list(taken) if isinstance(taken, (list, tuple)) else [taken]
-    if followed.drawn <= FIRST_BATCHES:
-        followed.first += some[:128]
-        followed.sizes.append(len(some))
-    followed.samples += len(some)
-    if len(followed.indices) < MAX_INDICES:
-        followed.indices += some
+def _note_taken(followed: Followed, some: list[Any], drawn: int) -> Followed | None:
+    """As `handed`, of the indices of all that were handed out since the last time."""
+    global batch
+    before, followed.drawn = followed.drawn, drawn
+    if len(some) < drawn - before:
+        some.append(None)  # not known
+    if some:
+        batch = some[-1]
+    lists = [list(one) if isinstance(one, (list, tuple)) else [one] for one in some]
+    if before < FIRST_BATCHES:
+        followed.first += chain.from_iterable(one[:128] for one in lists[: FIRST_BATCHES - before])
+    followed.samples += sum(map(len, lists))
+    followed.sizes.update(map(len, lists))
+    if (room := MAX_INDICES - len(followed.indices)) > 0:
+        followed.indices += islice(chain.from_iterable(lists), room)
+    elif len(followed.sizes) == 1:  # from now on their number tells how many samples they are
+        (followed.size,) = followed.sizes
+    if before < FIRST_BATCHES <= drawn:
+        _note_pass(followed)
+    # The order is what there is to see of a later pass.
+    return followed if drawn < FIRST_BATCHES or followed.known.passes == 1 else None
 
 
 def ended(followed: Followed) -> None:

@@ -6,12 +6,11 @@ import functools
 import inspect
 from _thread import get_ident
 from collections.abc import Callable, Iterator
-from itertools import islice
 from sys import _getframe
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, counts, draws, passes, process, states
+from allranks.record import compat, counts, draws, passes, process, states, taken
 from allranks.record import layout as at
 from allranks.record.layout import W_SINCE_NS
 from allranks.record.light import stands_for
@@ -28,7 +27,7 @@ class Pass:
     """One pass over a loader; hangs on its iterator."""
 
     __slots__ = (
-        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "pids", "started_ns", "taken",
+        "drawn", "ended_ns", "followed", "indices", "key", "length", "num_workers", "number", "pids", "started_ns",
     )  # fmt: skip
 
     def __init__(self, loader: Any, line: int) -> None:
@@ -36,12 +35,11 @@ class Pass:
         _passes += 1
         self.number, self.key, self.started_ns = _passes, at.DATA | line, monotonic_ns()
         self.drawn = self.ended_ns = 0  # of the current one light.drawn counts
-        self.taken = 0  # batches whose indices were asked for
         self.length = compat.loader_length(loader)
         self.num_workers = int(getattr(loader, "num_workers", 0) or 0)
         self.pids: list[int] = []
         self.followed: passes.Followed | None = None
-        self.indices: Iterator[Any] = iter(())
+        self.indices = taken.Taken()
 
 
 def mark_loaders(module: Any) -> None:
@@ -53,7 +51,7 @@ def mark_loaders(module: Any) -> None:
         return
     iterator.__next__ = _marked_next(iterator.__next__)  # type: ignore[attr-defined]
     if compat.begins_to_take(iterator):
-        passes.mark_indices(iterator)
+        taken.mark_indices(iterator)
     else:
         compat.step_aside("which samples a loader reads")
 
@@ -62,7 +60,7 @@ def mark_stateful_loaders(module: Any) -> None:
     """The same of torchdata's loader, whose iterators inherit torch's __next__."""
     module.StatefulDataLoader.__iter__ = _marked_iter(module.StatefulDataLoader.__iter__)
     if (taking := compat.taking_iterator(module)) is not None:
-        passes.mark_taking(taking)
+        taken.mark_taking(taking)
 
 
 def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -84,7 +82,7 @@ def _marked_iter(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
         one.pids = compat.loader_workers(iterator)
         _show(one)
         one.followed = passes.begin(self, _writer.name_of(line >> 8), asked_ns)
-        one.indices = passes.indices_of(iterator)
+        one.indices = taken.indices_of(iterator)
         return iterator
 
     return marked
@@ -144,7 +142,7 @@ def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:
     except AttributeError:
         return draw(iterator)
     if get_ident() != _writer.owner:
-        one.indices = passes.forget_indices(iterator)
+        one.indices = taken.forget_indices(iterator)
         return draw(iterator)
     if one is not _current:
         _show(one)
@@ -160,28 +158,16 @@ def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:
         raise
     finally:
         _writer.mark(before)
-    words[_DRAWN] = _light.drawn = _light.drawn + 1
+    words[_DRAWN] = _light.drawn = drawn = _light.drawn + 1
     if _writer.is_timed:
         _writer.times[at.M_DATA_FROM], _writer.times[at.M_DATA_TO] = begin, words[W_SINCE_NS]
-    _take_passed(one, _light.drawn - 1)
-    one.taken += 1
-    passes.batch = indices = next(one.indices, None)
-    if one.followed is not None and not passes.handed(one.followed, indices):
-        one.followed = None
+    one.followed = passes.handed(one.followed, one.indices, drawn)
     return batch
-
-
-def _take_passed(one: Pass, drawn: int) -> None:
-    """The indices of batches that were handed out, `drawn` in all, since they were taken last."""
-    passed, one.taken = drawn - one.taken, drawn
-    for indices in islice(one.indices, passed):
-        if one.followed is not None and not passes.handed(one.followed, indices):
-            one.followed = None
 
 
 def _pass_ended(one: Pass) -> None:
     _light.iterator = 0
-    _take_passed(one, _light.drawn)
+    one.followed = passes.handed(one.followed, one.indices, _light.drawn)
     one.ended_ns = _writer.words[_ENDED_NS] = monotonic_ns()
     if one.followed is not None:
         passes.ended(one.followed)

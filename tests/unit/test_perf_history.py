@@ -166,6 +166,21 @@ def test_quick_steps_then_only_some_are_timed_and_all_ranks_choose_the_same() ->
         assert min(counts) > 0.5 * len(quick) / period
 
 
+@pytest.mark.parametrize("least", range(at.MAX_PREFERENCE + 1))
+def test_next_preferred_when_asked_after_any_step_then_none_is_passed_over(least: int) -> None:
+    preferred = [k for k in range(1, 12_000) if at.preference(k) >= least]
+    for before, after in zip([0, *preferred], preferred, strict=False):
+        for step in {before, (before + after) // 2, after - 1}:
+            assert at.next_preferred(step, least) == after
+
+
+@pytest.mark.parametrize(
+    ("ms", "least"), [(0.001, 6), (1.4, 6), (1.6, 6), (3.2, 5), (49, 2), (50, 1), (100, 0), (900, 0)]
+)
+def test_next_timed_when_steps_take_so_long_then_so_few_are(ms: float, least: int) -> None:
+    assert at.next_timed(40, int(ms * 1e6)) == at.next_preferred(40, least)
+
+
 def test_timed_step_then_moments_of_older_steps_are_left_out(tmp_path: Path) -> None:
     writer, reader = timed_page(tmp_path)
     writer.mark(at.DATA)

@@ -252,6 +252,11 @@ def test_gradient_when_it_was_looked_at_then_no_hook_is_left_for_torch_to_ask(
     kept = watched.register_hook(lambda gradient: gradient)  # the user's own
     gradients.settle()
     assert list(watched._backward_hooks) == [kept.id] and noted == []
+    gradients.prepare()
+    assert len(watched._backward_hooks) == 2
+    backward(ddp, torch.ones(2, 4), False).backward()
+    gradients.settle()
+    assert list(watched._backward_hooks) == [kept.id] and gradients._unhook is None
 
 
 def test_gradient_when_mended_or_the_step_is_left_out_then_silent(noted: Noted, ddp: Any) -> None:

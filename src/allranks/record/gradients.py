@@ -9,6 +9,7 @@ once: the last layers whose are finite are above the place where it began.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from allranks.record import compat, losses, notes, process, states
@@ -17,16 +18,16 @@ _writer = process.WRITER
 MAX_NUMEL = 1 << 16
 bad_at = -1  # the step (0 = the first) in whose backward this rank's own gradient was first not finite
 _watched: Any = None  # weakly: the parameter and its DDP; () = nothing can be watched
-_handle: Any = None
+_unhook: Callable[[], object] | None = None  # while the hook is there
 is_on = True
 
 
 def watch(ddp: Any) -> None:
     """Watch the gradients of a DDP that is used for the first time, if no other is. Never raises."""
-    global _watched, _handle
+    global _watched, _unhook
     if _watched is not None and (not _watched or _watched[0]() is not None):
         return
-    _watched = _handle = None  # the one before is gone, and its hook with it
+    _watched = _unhook = None  # the one before is gone, and its hook with it
     try:
         candidates = [p for p in ddp.module.parameters() if p.requires_grad and p.numel() <= MAX_NUMEL][:2]
         if not candidates or not candidates[0].is_cpu:
@@ -40,19 +41,19 @@ def watch(ddp: Any) -> None:
 
 def prepare() -> None:
     """After a forward that is looked at: of quick steps the hook is there in those that are timed, since it costs 0.1 ms."""
-    global _handle
-    if not is_on or not _watched or _handle is not None or (states.is_quick and not _writer.is_timed):
+    global _unhook
+    if not is_on or not _watched or _unhook is not None or (states.is_quick and not _writer.is_timed):
         return
     if (parameter := _watched[0]()) is not None and parameter.requires_grad:
-        _handle = parameter.register_hook(look)
+        _unhook = compat.hook(parameter, look)
 
 
 def look(gradient: Any) -> None:
     """The hook: this rank's own gradient of the watched parameter. Goes after each call where steps are quick."""
-    global bad_at, _handle
-    if _handle is not None and (states.is_quick or not is_on):
-        _handle.remove()
-        _handle = None
+    global bad_at, _unhook
+    if _unhook is not None and (states.is_quick or not is_on):
+        _unhook()
+        _unhook = None
     if bad_at >= 0 or not is_on:
         return
     try:
@@ -65,7 +66,7 @@ def look(gradient: Any) -> None:
 
 def settle() -> None:
     """After a backward: nothing stays of a hook that has gone."""
-    if _handle is None and _watched and (parameter := _watched[0]()) is not None:
+    if _unhook is None and _watched and (parameter := _watched[0]()) is not None:
         compat.forget_hooks(parameter)
 
 
@@ -107,8 +108,8 @@ def _is_finite(gradient: Any) -> bool:
 
 
 def _after_fork() -> None:
-    global bad_at, _watched, _handle, is_on
-    bad_at, _watched, _handle, is_on = -1, None, None, True
+    global bad_at, _watched, _unhook, is_on
+    bad_at, _watched, _unhook, is_on = -1, None, None, True
 
 
 process.AFTER_FORK.append(_after_fork)

@@ -13,6 +13,7 @@ looked at. Which ones these are has no period (`layout.preference`), since much 
 
 from __future__ import annotations
 
+from _operator import add, sub
 from _weakref import ref
 
 from allranks.record import layout as at
@@ -159,12 +160,12 @@ class Shares:
         """It has ended. One that took many times as long as the others says nothing of them."""
         if not self._before:
             return
-        spent = [now - before for now, before in zip(spent_ns[FIRST:END], self._before, strict=True)]
+        spent = [*map(sub, spent_ns[FIRST:END], self._before)]
         length = sum(spent)
         if self._mean_ns and length > _UNUSUAL * self._mean_ns:
             length = _UNUSUAL * self._mean_ns  # it counts for the mean, so that steps may become longer
         else:
-            self._looked = [a + b for a, b in zip(self._looked, spent, strict=True)]
+            self._looked = [*map(add, self._looked, spent)]
             if sum(self._looked) > FORGET_NS:
                 self._looked = [ns // 2 for ns in self._looked]
         self._mean_ns = (7 * self._mean_ns + length) // 8 if self._mean_ns else length

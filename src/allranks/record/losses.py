@@ -52,22 +52,27 @@ def look(args: tuple[Any, ...], line: int) -> None:
     global which
     try:
         loss = args[0]
-        if loss.numel() == 1:
-            if gathered.gathers:
-                gathered.look_at_loss(loss)
-            if _writer.step >= weights.due:
-                weights.look(loss, line)
-            if loss.is_cpu:
-                value, is_first = loss.item(), which != NEVER
-                _judge(value, _writer.step + 1, line)
-                if value - value != 0 and is_first:
-                    _note_origin(loss)
-            elif loss.is_cuda:
-                _look_later(loss, line)
+        if (gathered.gathers or _writer.step >= weights.due) and loss.numel() == 1:
+            _look_into(loss, line)
+        if loss.is_cpu:
+            value, is_first = loss.item(), which != NEVER
+            _judge(value, _writer.step + 1, line)
+            if value - value != 0 and is_first:
+                _note_origin(loss)
+        elif loss.is_cuda and loss.numel() == 1:
+            _look_later(loss, line)
     except Exception:  # noqa: BLE001 - several losses, or a tensor without a value: nothing to look at
         return
     if which != NEVER:
         which = SOME if states.is_quick and follow is None else EVERY
+
+
+def _look_into(loss: Any, line: int) -> None:
+    """Of the first losses also what they are made of."""
+    if gathered.gathers:
+        gathered.look_at_loss(loss)
+    if _writer.step >= weights.due:
+        weights.look(loss, line)
 
 
 def _note_origin(loss: Any) -> None:

@@ -101,7 +101,7 @@ def _backward(backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """With whole marks."""
     if get_ident() != _writer.owner:
         return backward(*args, **kwargs)
-    line = _lines.here()
+    line = _lines.here(3)
     before = _writer.mark(BACKWARD | line)
     begin = _writer.words[W_SINCE_NS]
     is_inner = before & 0xFF == BACKWARD  # of a checkpoint that computes anew: the whole one goes on
@@ -158,7 +158,7 @@ def _check_gradients(replica: states.Replica) -> None:
 def _note_exchange(replica: states.Replica) -> None:
     """When the last gradient came: DDP counts from the end of its forward (measured: 0.1 to 0.4 ms before ours)."""
     ddp, times = replica.ddp(), _writer.times
-    ready_ns = compat.ready_after_ns(ddp) if ddp is not None else 0
+    ready_ns = compat.ready_after_ns(replica.stats)
     if ready_ns <= 0 or ready_ns == replica.ready_ns:
         return  # not known, or of an earlier backward
     replica.ready_ns = ready_ns
@@ -260,7 +260,7 @@ def _forward(forward: Callable[..., Any], ddp: Any, inputs: tuple[Any, ...], kwa
         return forward(ddp, *inputs, **kwargs)
     if _light.is_on:
         _writer.end_light(monotonic_ns(), _getframe(2))
-    before = _writer.mark(FORWARD | _lines.here())
+    before = _writer.mark(FORWARD | _lines.here(3))
     begin = _writer.words[W_SINCE_NS]
     result = _until_done("forward", before, forward, ddp, *inputs, **kwargs)
     end = _writer.words[W_SINCE_NS]

@@ -41,13 +41,14 @@ class Replica:
         "is_autocast",
         "is_uncovered",
         "ready_ns",
+        "stats",
         "syncs",
     )
 
     def __init__(self, ddp: Any) -> None:
         key = id(ddp)
         self.ddp = weakref.ref(ddp, lambda _: _forget(key))
-        self.check = compat.reducer_check(ddp)
+        self.check, self.stats = compat.reducer_check(ddp), compat.backward_stats(ddp)
         self.check_at_step = 0 if self.check is not None else NEVER
         self.alarms = 0
         self.has_unused = False
@@ -72,7 +73,8 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
     global pending
     if ddp.require_backward_grad_sync:  # else DDP collects them, and the last micro-step counts
         pending = replica
-        replica.is_autocast = compat.is_autocast_on()
+        if not (count := _writer.exchanged_steps + 1) & (count - 1):  # replicas.look notes it of these
+            replica.is_autocast = compat.is_autocast_on()
 
 
 is_quick = False  # and then only some steps are looked at: writer.is_looked

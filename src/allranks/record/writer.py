@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from _operator import add
 from _thread import get_ident
 from array import array
 from sys import _getframe
@@ -32,7 +33,7 @@ from allranks.record.ring import Ring
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
 
@@ -188,7 +189,7 @@ class Writer(Ring):
                 self.moved_ns[:] = [to - ours for to, ours in zip(spent, self.spent_ns, strict=True)]
 
     def _spent(self) -> list[int]:
-        return [spent + moved for spent, moved in zip(self.spent_ns, self.moved_ns, strict=True)]
+        return [*map(add, self.spent_ns, self.moved_ns)]
 
     def end_light(self, now: int, frame: FrameType | None = None) -> None:
         """From now on the marks of this step have clocks.
@@ -228,21 +229,25 @@ class Writer(Ring):
         """Put the cumulative times into the page: done ten times a second, not at every mark."""
         w = self.words
         since, phase, now = w[at.W_SINCE_NS], w[at.W_PHASE] & 0xFF, monotonic_ns()
-        ended, before = self._spent(), self._before_evaluation
+        ended, before, loss = self._spent(), self._before_evaluation, self.loss
         spent = list(ended)
         spent[at.UNMARKED if self.light.is_on else phase] += max(0, now - since)
         if before is not None:
             spent = _within(spent, before)
         guessed = self._shares.share_out(spent[at.UNMARKED])
-        for times in (ended, spent):
-            times[:] = [known + more for known, more in zip(times, guessed, strict=True)]
-            times[at.UNMARKED] = 0
-        w[at.CUM_NS : at.CUM_NS + at.NUM_PHASES] = memoryview(array("q", ended))
-        loss = self.loss
-        has_loss = loss is not None and -1e12 < loss < 1e12
-        row = array("q", (now, self.step, self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns, has_loss))
-        row.extend((int(loss * 1e6) if has_loss and loss is not None else 0, 0, *spent, 0, 0, 0, now))
-        w[at.TIMES : at.TIMES + at.TIMES_WORDS] = memoryview(row)
+        ended, spent = [*map(add, ended, guessed)], [*map(add, spent, guessed)]
+        ended[at.UNMARKED] = spent[at.UNMARKED] = 0
+        self._put(at.CUM_NS, ended)
+        millionths = int(loss * 1e6) if loss is not None and -1e12 < loss < 1e12 else None
+        exchanged = self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns
+        self._put(
+            at.TIMES,
+            (now, self.step, *exchanged, millionths is not None, millionths or 0, 0, *spent, 0, 0, 0, now),
+        )
+
+    def _put(self, word: int, values: Sequence[int]) -> None:
+        """Many words at once."""
+        self.buffer[8 * word : 8 * (word + len(values))] = array("q", values)
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -333,22 +338,21 @@ class Writer(Ring):
         w, times = self.words, self.times
         before = w[at.STEP_ENDS + (step - 1) % at.NUM_STEP_ENDS] if step > 1 else 0
         since = before or w[at.W_START_NS]
-        times = [t if t >= since else 0 for t in times]
-        times[at.M_START] = before or min((t for t in times if t), default=now)
-        times[at.M_END] = now
-        times[at.M_STEP] = times[at.M_TAIL] = step
         base = at.TIMED + self._timed % at.NUM_TIMED * at.TIMED_WORDS
-        w[base + at.M_STEP] = w[base + at.M_TAIL] = 0
-        w[base : base + at.TIMED_WORDS] = memoryview(array("q", times))
+        for word, ns in enumerate(
+            times, base
+        ):  # the number of the step, which is first and last, is 0 meanwhile
+            w[word] = ns if ns >= since else 0
+        w[base + at.M_START] = before or min((ns for ns in times if ns >= since), default=now)
+        w[base + at.M_END] = now
+        w[base + at.M_TAIL] = w[base + at.M_STEP] = step
         self._timed += 1
         if self.exchanged_steps != self._exchanged_before:
             self._exchanged_before = self.exchanged_steps
             self.exchanged_of_ns += self.spent_ns[at.BACKWARD] - self._backward_before
-        length = (
-            (now - self._timed_ns) // max(1, step - self._timed_step)
-            if self._timed_step
-            else at.TIMED_EVERY_NS
-        )
+        length = at.TIMED_EVERY_NS
+        if self._timed_step:
+            length = (now - self._timed_ns) // max(1, step - self._timed_step)
         self._timed_step, self._timed_ns = step, now
         self.next_timed = at.next_timed(step, length)
 

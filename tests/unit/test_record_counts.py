@@ -320,7 +320,9 @@ def test_counts_when_given_another_page_then_the_old_one_can_be_closed() -> None
 
 @compiled
 def test_counts_when_in_a_cycle_with_an_older_page_then_collected() -> None:
-    word = memoryview(bytearray(16)).cast("q")[1:]  # older: it is cleared first, and so crashed CPython before 3.13
+    word = memoryview(bytearray(16)).cast("q")[
+        1:
+    ]  # older: it is cleared first, and so crashed CPython before 3.13
     light = _light()
     light.step_word = word
     kept = weakref.ref(light.optimizers.setdefault("owner", Optimizer()))

@@ -15,8 +15,13 @@ _compiled: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
     """`marked`, for which torch.compile traces `instead`. If a torch did not know this name, it would trace `marked`:
     slower (a graph break), not wrong."""
-    if isinstance(marked, FunctionType):
+    if getattr(instead, "__globals__", {}).get("__name__") == "torch._compile":
+        # One that torch never traces (Optimizer.zero_grad): called in its mark's place, a method would not get its `self`.
+        marked._torchdynamo_disable = True  # type: ignore[attr-defined]
+    elif isinstance(marked, FunctionType):
         marked._torchdynamo_inline = instead  # type: ignore[attr-defined]
+        if isinstance(instead, FunctionType):  # dynamo looks for the defaults of what it traces in the mark
+            marked.__defaults__, marked.__kwdefaults__ = instead.__defaults__, instead.__kwdefaults__
     else:
         _compiled.append((marked, instead))
     return marked

@@ -138,17 +138,27 @@ def test_mark_when_what_it_marks_raises_then_its_error_goes_on(kind: int) -> Non
 
 
 @compiled
-def test_mark_when_what_is_told_of_an_error_fails_then_the_users_error_goes_on() -> None:
+@pytest.mark.parametrize(
+    ("ours", "goes_on"), [(RuntimeError, KeyError), (KeyboardInterrupt, KeyboardInterrupt)]
+)
+@pytest.mark.parametrize("where", ["failed", "resume"])
+def test_mark_when_what_is_told_of_an_error_fails_then_the_users_error_goes_on(
+    where: str, ours: type[BaseException], goes_on: type[BaseException]
+) -> None:
     def fails(first: Any) -> None:
+        light.is_on = where == "failed"
         raise KeyError("mine")
 
-    def failed(error: BaseException, first: Any) -> None:
-        raise RuntimeError("ours")
+    def told(*_: Any) -> None:
+        raise ours  # a Ctrl-C must not be lost
 
     light = _light()
-    mark = counts.quicken(lambda first: None, counts.BACKWARD, light, fails, failed, lambda: None)
-    with pytest.raises(KeyError, match="mine"):
-        mark(*(1,))
+    parts = (told, lambda: None) if where == "failed" else (lambda *_: None, told)
+    mark = counts.quicken(lambda first: None, counts.BACKWARD, light, fails, *parts)
+    for _ in range(100):
+        light.is_on = True
+        with pytest.raises(goes_on):
+            mark(*(1,))
 
 
 @compiled

@@ -106,7 +106,7 @@ static PyTypeObject CountsType = {
     .tp_getset = counts_properties,
 };
 
-static inline long long id_of(PyObject *object) { return (long long)(intptr_t)object; }
+static inline long long id_of(PyObject *object) { return (long long)(uintptr_t)object; }
 
 /* ---- marks ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -149,7 +149,17 @@ static int is_light(Mark *mark, PyObject *const *args, Py_ssize_t num) {
     return is_enabled;
 }
 
-/* The original has raised: say so. Its error is the one that goes on, whatever happens here. */
+/* What came of a call of ours while the user's error waits: false if it was interrupted (Ctrl-C, a handler that exits), which is set. */
+static int was_said(PyObject *said) {
+    if (said == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return 0;
+    }
+    PyErr_Clear();
+    Py_XDECREF(said);
+    return 1;
+}
+
+/* The original has raised: say so. Its error is the one that goes on, whatever goes wrong here. */
 static void tell(Mark *mark, PyObject *first) {
 #if PY_VERSION_HEX >= 0x030c0000
     PyObject *error = PyErr_GetRaisedException();
@@ -161,19 +171,22 @@ static void tell(Mark *mark, PyObject *first) {
         PyException_SetTraceback(error, traceback);
     }
 #endif
-    PyObject *said = PyObject_CallFunctionObjArgs(mark->failed, error, first, NULL);
-    PyErr_Clear();
-    Py_XDECREF(said);
-    if (!mark->light->is_on) {
-        said = PyObject_CallNoArgs(mark->resume);
-        PyErr_Clear();
-        Py_XDECREF(said);
-    }
+    int is_over = was_said(PyObject_CallFunctionObjArgs(mark->failed, error, first, NULL)) &&
+                  (mark->light->is_on || was_said(PyObject_CallNoArgs(mark->resume)));
 #if PY_VERSION_HEX >= 0x030c0000
-    PyErr_SetRaisedException(error);
+    if (is_over) {
+        PyErr_SetRaisedException(error);
+        return;
+    }
 #else
-    PyErr_Restore(kind, error, traceback);
+    if (is_over) {
+        PyErr_Restore(kind, error, traceback);
+        return;
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(traceback);
 #endif
+    Py_XDECREF(error);
 }
 
 /* A forward or a batch that came is counted; -1 with an error set. */

@@ -22,8 +22,13 @@ class CustomBuildHook(BuildHookInterface):
         source = Path(self.root, SOURCE)
         for built in _compiled(source, self._folder.name):
             if version == "editable":
-                new = Path(shutil.copy(built, source.with_suffix(".new")))
-                new.replace(source.with_name(built.name))  # at once: a process may have the old one mapped
+                try:
+                    new = Path(shutil.copy(built, source.with_suffix(".new")))
+                    new.replace(
+                        source.with_name(built.name)
+                    )  # at once: a process may have the old one mapped
+                except OSError as error:  # a checkout that can only be read
+                    self.app.display_warning(f"allranks goes without its compiled part: {error}")
             else:
                 build_data["force_include"][str(built)] = f"allranks/record/{built.name}"
                 build_data["pure_python"], build_data["infer_tag"] = False, True

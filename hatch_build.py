@@ -24,9 +24,8 @@ class CustomBuildHook(BuildHookInterface):
             if version == "editable":
                 try:
                     new = Path(shutil.copy(built, source.with_suffix(".new")))
-                    new.replace(
-                        source.with_name(built.name)
-                    )  # at once: a process may have the old one mapped
+                    # In one go: a process may have the old one mapped.
+                    new.replace(source.with_name(built.name))
                 except OSError as error:  # a checkout that can only be read
                     self.app.display_warning(f"allranks goes without its compiled part: {error}")
             else:

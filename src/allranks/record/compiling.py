@@ -28,9 +28,13 @@ def let_dynamo_see(marked: Callable[..., Any], instead: Callable[..., Any]) -> C
 
 
 def substitute_compiled(dynamo: ModuleType) -> None:
-    """torch._dynamo was imported: what it is to trace for functions that are no Python functions."""
+    """torch._dynamo was imported: what it is to trace for functions that are no Python functions. Without it, a graph break."""
+    substitute = getattr(dynamo, "substitute_in_graph", None)
+    if substitute is None:
+        step_aside("what torch.compile must not look into")
+        return
     for marked, instead in _compiled:
-        dynamo.substitute_in_graph(marked, skip_signature_check=True)(instead)
+        substitute(marked, skip_signature_check=True)(instead)
 
 
 def hide_from_dynamo(eval_frame: ModuleType) -> None:

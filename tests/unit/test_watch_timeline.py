@@ -13,6 +13,7 @@ from allranks.perf.history import read_history
 from allranks.record import layout as at
 from allranks.record import page
 from allranks.record.writer import Writer
+from allranks.watch import timeline
 from allranks.watch.evidence import Rank
 from allranks.watch.passes_seen import PassesSeen
 from allranks.watch.timeline import Timeline, _of_pass
@@ -163,3 +164,19 @@ def test_wait_for_the_first_batch_then_the_shorter_of_the_later_passes_counts() 
     assert first == {"loader_batch": 8, "loader_persistent": False}
     second = _of_pass({"number": 2, "first_s": 0.5}, first)
     assert _of_pass({"number": 3, "first_s": 0.9}, first | second) == {"loader_first_s": 0.5}
+
+
+def test_processor_time_when_the_page_is_of_a_moment_before_then_it_is_of_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = [(4.0, 2.0, 8.0, 3), None, (6.0, 2.0, 8.0, 4), (7.0, 2.0, 8.0, 4)]
+    monkeypatch.setattr(timeline, "_used_by", lambda _: used.pop(0))
+    now = iter((20, 25, 40, 50))
+    monkeypatch.setattr(timeline.time, "monotonic_ns", lambda: next(now))
+    seen = timeline._Seen(Rank(0, "here", 0, 0, 1), used=(2.0, 1.0, 9.0, 0), used_ns=10)
+    assert timeline._used_until(seen, 1, 15) == (3.0, 1.5, 8.0, 3)
+    assert timeline._used_until(seen, 1, 25) == (4.0, 2.0, 8.0, 3)  # it has ended
+    assert timeline._used_until(seen, 1, 35) == (5.5, 2.0, 8.0, 4)
+    assert (
+        timeline._used_until(seen, 1, 35)[0] == 6.0
+    )  # the page was not written since: none of it is taken back

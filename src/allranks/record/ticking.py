@@ -18,10 +18,20 @@ from typing import Any
 from allranks.core.cores import stand_back
 from allranks.record import compat, frames, process, states
 from allranks.record import layout as at
+from allranks.record.layout import (
+    W_ANSWERED,
+    W_ASK,
+    W_SAMPLE_UNTIL_NS,
+    W_SINCE_NS,
+    W_TICK_NS,
+    W_TICKS,
+)
 from allranks.record.light import STALE_NS, phase_on
 from allranks.record.lines import describe, user_frame
 
 EVERY_S = 0.1
+LIGHT_EVERY = 4
+"""While marks are light and steps end, one tick of so many brings times, counts and place into the page. Each says that it came."""
 _SWEEP_EVERY = 100  # ticks
 _KEEP_DEAD_S = 60  # pages of children that have ended: time for the agent to read them
 _stop: Any = None
@@ -66,21 +76,27 @@ process.AFTER_FORK.append(_forget)
 
 def _tick(stop: Any) -> None:
     stand_back()
-    writer, ticks, seen = process.WRITER, 0, (-1, 0)
+    writer, light, ticks, seen = process.WRITER, process.WRITER.light, 0, (-1, 0)
     while not stop.acquire(timeout=EVERY_S):
         ticks += 1
-        words = writer.words
-        words[at.W_TICK_NS] = monotonic_ns()
-        words[at.W_TICKS] = ticks
-        if writer.light.is_on:
-            seen = _look_at_light(seen)
-        if words[at.W_SAMPLE_UNTIL_NS]:
+        words, step, now = writer.words, light.step, monotonic_ns()
+        words[W_TICK_NS], words[W_TICKS] = now, ticks
+        if words[W_SAMPLE_UNTIL_NS]:
             _sample()
+        if words[W_ASK] > words[W_ANSWERED]:
+            _answer_aside(words[W_ASK])
+        if (
+            light.is_on
+            and ticks % LIGHT_EVERY
+            and 0 <= seen[0] != step
+            and now - words[W_SINCE_NS] < STALE_NS
+        ):
+            seen = step, now  # quick steps go on
+            continue
+        seen = _look_at_light(seen) if light.is_on else (-1, 0)
         writer.flush()
-        if states.world is not None:
+        if states.world is not None and not light.is_on:  # in quick steps W_STEP_SEQ is as new
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
-        if words[at.W_ASK] > words[at.W_ANSWERED]:
-            _answer_aside(words[at.W_ASK])
         if ticks % _SWEEP_EVERY == 0:
             _sweep()
 
@@ -91,25 +107,34 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
     Args:
         seen: The step that was seen last, and when.
     """
-    writer, light, words, now = process.WRITER, process.WRITER.light, process.WRITER.words, monotonic_ns()
-    frame = sys._current_frames().get(writer.owner)
-    if light.step == seen[0]:
-        writer.end_light(max(seen[1], words[at.W_SINCE_NS]), frame)
+    writer, step, now = process.WRITER, process.WRITER.light.step, monotonic_ns()
+    since = writer.words[W_SINCE_NS]
+    if step == seen[0]:
+        writer.end_light(max(seen[1], since), _frame())
         # Steps that are no longer quick are looked at from the next one on, not only when the next of the quick ones was due.
-        writer.next_looked = writer.next_timed = min(writer.next_timed, light.step + 2)
-    elif now - words[at.W_SINCE_NS] > STALE_NS:  # else steps that become slower look like a long phase
-        writer.end_light(now, frame)
+        writer.next_looked = writer.next_timed = min(writer.next_timed, step + 2)
+    elif now - since > STALE_NS:  # else steps that become slower look like a long phase
+        writer.end_light(now, _frame())
     else:
-        phase, mark = phase_on(frame)
-        if mark is None:
-            user = user_frame(frame)
-            words[at.W_SEEN] = phase | (
-                writer.seen(describe(user.f_code, user.f_lineno)) << 8 if user is not None else 0
-            )
-        else:
-            words[at.W_SEEN] = light.data_key if phase == at.DATA else phase | process.LINES.of(mark.f_back)
-        words[at.LOADER + at.L_DRAWN], words[at.W_MICRO_STEP] = light.drawn, light.micro_steps
-    return light.step, now
+        _show_light(_frame())
+    return step, now
+
+
+def _frame() -> Any:
+    """The innermost frame of the thread that trains."""
+    return sys._current_frames().get(process.WRITER.owner)
+
+
+def _show_light(frame: Any) -> None:
+    writer, light, words = process.WRITER, process.WRITER.light, process.WRITER.words
+    phase, mark = phase_on(frame)
+    if mark is not None:
+        words[at.W_SEEN] = light.data_key if phase == at.DATA else phase | process.LINES.of(mark.f_back)
+    else:
+        user = user_frame(frame)
+        place = writer.seen(describe(user.f_code, user.f_lineno)) if user is not None else 0
+        words[at.W_SEEN] = phase | place << 8
+    words[at.LOADER + at.L_DRAWN], words[at.W_MICRO_STEP] = light.drawn, light.micro_steps
 
 
 def _sample() -> None:
@@ -120,7 +145,7 @@ def _sample() -> None:
         return
     if not writer.has_room:  # names that others need are not pushed out by any line that is passed
         return
-    frame = sys._current_frames().get(writer.owner)
+    frame = _frame()
     phase = phase_on(frame)[0] if writer.light.is_on else words[at.W_PHASE] & 0xFF
     number = words[at.W_NUM_SAMPLED]
     words[at.SAMPLED + number % at.NUM_SAMPLED] = phase | process.LINES.of(frame)
@@ -163,21 +188,24 @@ def _parsed(text: str) -> object:
 
 
 def _sweep() -> None:
-    """Remove the pages of our own dead children: every epoch may start new loader workers."""
+    """Remove the pages of our own dead children: every epoch may start new loader workers.
+
+    The reader of whole pages is not imported for it: that takes 20 ms, with the GIL.
+    """
     if process.WRITER.path is None:
         return
-    from allranks.record.page import NotARecord, PageReader
-
-    folder, now = Path(process.WRITER.path).parent, monotonic_ns()
-    for path in folder.glob(f"*{at.SUFFIX}"):
-        pid = int(path.stem) if path.stem.isdigit() else 0
-        if not pid or pid == os.getpid() or Path(f"/proc/{pid}").exists():
+    folder, now, own = Path(process.WRITER.path).parent, monotonic_ns(), os.getpid()
+    for name in os.listdir(folder):  # noqa: PTH208 - names are enough
+        pid = int(stem) if name.endswith(at.SUFFIX) and (stem := name[: -len(at.SUFFIX)]).isdigit() else own
+        if pid == own or os.path.exists(f"/proc/{pid}"):  # noqa: PTH110 - as above
             continue
+        path = folder / name
         try:
-            with PageReader(path) as page:
-                last = page.read()
-        except (OSError, NotARecord):
+            words = memoryview(path.read_bytes()).cast("q")
+        except (OSError, TypeError):  # gone, or cut short
             continue
-        if last.parent_pid == os.getpid() and now - last.phase_since_ns > _KEEP_DEAD_S * 1_000_000_000:
+        if len(words) != at.WORDS or words[at.W_MAGIC] != at.MAGIC or words[at.W_VERSION] != at.VERSION:
+            continue
+        if words[at.W_PARENT] == own and now - words[at.W_SINCE_NS] > _KEEP_DEAD_S * 1_000_000_000:
             for suffix in at.ALL_SUFFIXES:
                 path.with_suffix(suffix).unlink(missing_ok=True)

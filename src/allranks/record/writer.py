@@ -33,7 +33,7 @@ from allranks.record.ring import Ring
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every process
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import FrameType
 
 
@@ -226,7 +226,7 @@ class Writer(Ring):
             self._known_end = w[at.STEP_ENDED] = step
 
     def flush(self) -> None:
-        """Put the cumulative times into the page: done ten times a second, not at every mark."""
+        """Put the cumulative times into the page: done by the tick thread, not at every mark."""
         w = self.words
         since, phase, now = w[at.W_SINCE_NS], w[at.W_PHASE] & 0xFF, monotonic_ns()
         ended, before, loss = self._spent(), self._before_evaluation, self.loss
@@ -237,17 +237,12 @@ class Writer(Ring):
         guessed = self._shares.share_out(spent[at.UNMARKED])
         ended, spent = [*map(add, ended, guessed)], [*map(add, spent, guessed)]
         ended[at.UNMARKED] = spent[at.UNMARKED] = 0
-        self._put(at.CUM_NS, ended)
+        for word, ns in enumerate(ended, at.CUM_NS):
+            w[word] = ns
         millionths = int(loss * 1e6) if loss is not None and -1e12 < loss < 1e12 else None
         exchanged = self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns
-        self._put(
-            at.TIMES,
-            (now, self.step, *exchanged, millionths is not None, millionths or 0, 0, *spent, 0, 0, 0, now),
-        )
-
-    def _put(self, word: int, values: Sequence[int]) -> None:
-        """Many words at once."""
-        self.buffer[8 * word : 8 * (word + len(values))] = array("q", values)
+        row = now, self.step, *exchanged, millionths is not None, millionths or 0, 0, *spent, 0, 0, 0, now
+        self.buffer[8 * at.TIMES : 8 * (at.TIMES + at.TIMES_WORDS)] = array("q", row)  # at once
 
     # -- steps ----------------------------------------------------------------------------------------------
 

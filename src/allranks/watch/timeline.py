@@ -56,6 +56,7 @@ class _Seen:
         0.0,
         0,
     )  # as _used_by, of the last look at which it lived
+    used_ns: int = 0
     drawn: int = 0
     loader: tuple[int, int] = (0, 0)  # pass, drawn in it
     is_over: bool = False
@@ -159,9 +160,8 @@ class Timeline:
 
     def _sample_of(self, seen: _Seen, record: page.Record) -> Sample:
         assert record.times is not None
-        pid, times = record.pid, record.times
-        seen.used = _used_by(pid) or seen.used
-        cpu_s, queue_s, rss, faults = seen.used
+        times = record.times
+        cpu_s, queue_s, rss, faults = _used_until(seen, record.pid, times.at_ns)
         busy_s, read = seen.workers.look(self._job.record_dir, record.loader_worker_pids)
         return Sample(
             t=0.0,
@@ -314,6 +314,17 @@ def throttled_s() -> float:
                     if name == "throttled_time":
                         return int(value) / 1e9
     return 0.0
+
+
+def _used_until(seen: _Seen, pid: int, at_ns: int) -> tuple[float, float, float, int]:
+    """As `_used_by`, of that moment: what goes with the times of a page, which are up to 0.4 s older."""
+    found, now = _used_by(pid), time.monotonic_ns()
+    if found is None:
+        return seen.used
+    (cpu_s, queue_s, *_), since = seen.used, seen.used_ns
+    seen.used, seen.used_ns = found, now
+    share = min(1.0, max(0.0, (at_ns - since) / max(1, now - since)))
+    return cpu_s + share * (found[0] - cpu_s), queue_s + share * (found[1] - queue_s), *found[2:]
 
 
 def _used_by(pid: int) -> tuple[float, float, float, int] | None:

@@ -1,0 +1,143 @@
+"""What does a tick of the record's thread bring into the page, in quick steps and others, and which pages does it remove?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic_ns
+
+import pytest
+
+from allranks.record import layout as at
+from allranks.record import lines, process, states, ticking
+from allranks.record.page import PageReader, Phase, Record
+from allranks.record.writer import Writer
+
+LIGHT = ticking.LIGHT_EVERY
+
+
+class Group:
+    """A process group that counts how often it is asked."""
+
+    asked = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        self.asked += 1
+        return 991 + self.asked
+
+
+class Ticks:
+    """Stands for the lock that is waited for: before each tick the next of these happens, then it is over."""
+
+    def __init__(self, happens: list[Callable[[], object]]) -> None:
+        self.happens = happens
+
+    def acquire(self, timeout: float) -> bool:
+        if self.happens:
+            self.happens.pop(0)()
+            return False
+        return True
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """The record of this process; its marks are light, in the middle of quick steps."""
+    made = Writer()
+    made.open(str(tmp_path))
+    monkeypatch.setattr(process, "WRITER", made)
+    monkeypatch.setattr(process, "LINES", lines.Lines(made))
+    monkeypatch.setattr(states, "world", Group())
+    monkeypatch.setattr(ticking, "stand_back", lambda: None)  # it is this thread that ticks
+    made.line_of = process.LINES.of
+    made.mark(at.PYTHON)
+    made.may_be_light, made.next_looked, made.next_timed = True, 1 << 20, 1 << 20
+    made.end_step()
+    assert made.light.is_on
+    made.words[at.W_SEEN] = at.DATA  # of a time before
+    return made
+
+
+def tick(record: Writer, happens: list[Callable[[], object]]) -> list[Record]:
+    """What the page says after each tick."""
+    assert record.path is not None
+    found: list[Record] = []
+    with PageReader(record.path) as page:
+
+        def then(happen: Callable[[], object]) -> Callable[[], object]:
+            return lambda: (found.append(page.read()), happen())
+
+        ticking._tick(Ticks([happens[0], *(then(h) for h in happens[1:])]))
+        found.append(page.read())
+    return found
+
+
+def steps(record: Writer) -> None:
+    """Some of them end, with light marks."""
+    record.light.step = record.light.step_word[0] = record.step + 20
+    record.light.drawn = record.step + 1
+    record.words[at.W_SINCE_NS] = (
+        monotonic_ns() + 10**12
+    )  # one was looked at just now, however slow the test is
+
+
+def test_quick_steps_then_each_tick_is_counted_and_few_bring_times_and_place(record: Writer) -> None:
+    found = tick(record, [lambda: steps(record)] * (2 * LIGHT + 1))
+    assert [page.ticks for page in found] == list(range(1, 2 * LIGHT + 2)) and all(p.is_light for p in found)
+    assert len({page.tick_ns for page in found}) == len(found)
+    assert found[0].seen_phase == Phase.PYTHON and "/allranks/" not in found[0].seen_line  # at once
+    brought = [page.times.step if page.times is not None else None for page in found]
+    first, second = 1 + 20 * LIGHT, 1 + 40 * LIGHT
+    assert brought == [21] * (LIGHT - 1) + [first] * LIGHT + [second] * 2
+    assert found[-1].loader is None and record.words[at.LOADER + at.L_DRAWN] == second + 1
+    assert states.world.asked == 0  # how many collectives were issued, steps note
+
+
+def test_quick_steps_when_one_does_not_end_then_each_tick_brings_all_from_the_second_on_that_sees_it(
+    record: Writer,
+) -> None:
+    found = tick(record, [lambda: steps(record), lambda: steps(record), lambda: None, lambda: None])
+    assert [page.is_light for page in found] == [True, True, False, False]
+    times = [page.times for page in found if page.times is not None]
+    assert [t.step for t in times] == [21, 21, 41, 41] and len({t.at_ns for t in times}) == 3
+    assert [page.group_seq for page in found] == [-1, -1, 992, 993]
+
+
+def test_other_steps_then_each_tick_brings_all(record: Writer) -> None:
+    record.end_light(monotonic_ns())
+    found = tick(record, [lambda: record.mark(at.FORWARD)] * 3)
+    assert [page.group_seq for page in found] == [992, 993, 994]
+    assert len({page.times.at_ns for page in found if page.times is not None}) == 3
+
+
+def test_pages_of_dead_children_when_old_then_removed_and_no_others(record: Writer, tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    minute = 61 * 10**9
+
+    def page(pid: int, parent: int, age_ns: int) -> Path:
+        other = Writer()
+        other.words[at.W_PARENT], other.words[at.W_SINCE_NS] = parent, monotonic_ns() - age_ns
+        path = tmp_path / f"{pid}{at.SUFFIX}"
+        path.write_bytes(bytes(other.buffer))
+        return path
+
+    notes = (tmp_path / f"{child.pid}{at.NOTES_SUFFIX}", tmp_path / "notes.page")
+    for path in notes:
+        path.write_text("{}\n")
+    for parent, age_ns in (
+        (os.getppid(), minute),
+        (os.getpid(), 0),
+    ):  # another's child; the agent may still read it
+        path = page(child.pid, parent, age_ns)
+        ticking._sweep()
+        assert path.exists()
+    path.write_bytes(b"cut short")
+    ticking._sweep()
+    alive = page(os.getppid(), os.getpid(), minute)
+    assert path.exists() and alive.exists()
+    path = page(child.pid, os.getpid(), minute)
+    ticking._sweep()
+    assert not path.exists() and not notes[0].exists() and alive.exists() and notes[1].exists()
+    assert record.path is not None and Path(record.path).exists()

@@ -106,6 +106,22 @@ def test_optimizers_when_marks_are_light_then_each_step_counts_once_also_of_one_
     assert record.light.is_on and (record.step, record.words[at.W_STEP]) == (13, 13)
 
 
+@pytest.mark.parametrize("is_known_before", [False, True])
+def test_optimizer_when_its_step_calls_that_of_its_class_then_one_step(
+    record: Writer, new_optimizer: Callable[[], Step], is_known_before: bool
+) -> None:
+    step, before = new_optimizer(), record.step
+    if is_known_before:
+        step(lambda: None)
+    for _ in range(3):
+        step(lambda: step(lambda: None))
+    make_light(record)
+    for _ in range(5):
+        step(lambda: step(lambda: None))
+        record.end_light(monotonic_ns())
+    assert record.step == before + is_known_before + 3 + 1 + 5 and record.words[at.W_PHASE] == at.PYTHON
+
+
 def test_optimizer_that_is_new_when_marks_are_light_then_its_step_has_whole_ones(
     record: Writer, new_optimizer: Callable[[], Step]
 ) -> None:

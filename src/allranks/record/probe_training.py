@@ -357,8 +357,10 @@ def mark_optimizers(module: Any) -> None:
             before = PYTHON  # light marks were ended during this step
         elif outer is not optimizer:
             return
-        outer, light.optimizer = None, id(optimizer)
-        light.know(optimizer, is_counted=True)
+        # Not of one whose step calls that of its class, which has hooks as well: light ones would count twice.
+        is_counted = light.optimizers.get(id(optimizer)) is not False
+        outer, light.optimizer = None, id(optimizer) if is_counted else 0
+        light.know(optimizer, is_counted=is_counted)
         writer.mark(before)
         step = light.step + 1
         if light.is_hook_counted:

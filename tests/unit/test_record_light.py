@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from allranks.record import layout as at
 from allranks.record import lines, process, ticking, writer
-from allranks.record.light import STALE_NS, Shares, is_within, stands_for
+from allranks.record.light import STALE_NS, Shares, is_within, phase_on, stands_for
 from allranks.record.page import PageReader, Phase
 from allranks.record.writer import Writer
 
@@ -275,6 +276,29 @@ def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_pha
     end_step(record, clock)
     assert record.is_looked and record.is_timed  # steps may be slow from now on
     page.close()
+
+
+def test_phase_when_what_is_marked_is_decorated_then_not_that_of_all_the_decorator_is_put_around() -> None:
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any) -> Any:
+            return function(*args)
+
+        return wrapper
+
+    @decorated
+    def backward() -> int:
+        return phase_on(sys._getframe())[0]
+
+    @decorated
+    def validate() -> int:
+        return phase_on(sys._getframe())[0]
+
+    def marked_backward() -> int:
+        return backward()
+
+    stands_for(at.BACKWARD, marked_backward, backward)
+    assert (marked_backward(), backward(), validate()) == (at.BACKWARD, at.BACKWARD, at.PYTHON)
 
 
 def ticked(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[Writer, PageReader]:

@@ -93,9 +93,11 @@ _codes: dict[int, tuple[CodeType, int]] = {}
 """By id of the code (to hash one takes long): what a process does while a call of it is on the stack."""
 
 
-def stands_for(phase: int, *functions: Callable[..., object]) -> None:
-    """While one of them is on the stack, the process does `phase`: a mark, and what it marks, since a compiled mark has no frame."""
-    for function in functions:
+def stands_for(phase: int, mark: Callable[..., object], marked: object = None) -> None:
+    """While `mark` is on the stack, or what it marks (a compiled mark has no frame), the process does `phase`."""
+    while (inner := getattr(marked, "__wrapped__", None)) is not None:
+        marked = inner  # what a decorator puts around a function has the code of all that it decorates
+    for function in (mark, marked):
         code = getattr(function, "__code__", None)
         if code is not None:
             _codes[id(code)] = code, phase

@@ -258,7 +258,7 @@ def test_step_without_clocks_when_it_does_not_end_then_the_tick_thread_finds_pha
     until_light(record, clock)
 
     def marked_forward() -> None:
-        seen = on_another_thread(ticking._look_at_light, (-1, 0))
+        seen = on_another_thread(ticking._look_at_light, (-1, 0, 0))
         assert record.light.is_on and page.read().is_light
         assert (
             record.words[at.W_SEEN] & 0xFF == at.FORWARD
@@ -317,7 +317,7 @@ def test_steps_without_clocks_when_they_become_slower_then_none_looks_like_a_lon
     record, page = ticked(tmp_path, clock, monkeypatch)
     until_light(record, clock)
     record.next_looked = record.next_timed = 10_000  # nothing else ends them
-    seen = (-1, 0)
+    seen = (-1, 0, 0)
     for _ in range(40):
         train(record, clock, 2, {at.FORWARD: 45.0})
         seen = ticking._look_at_light(seen)
@@ -340,7 +340,7 @@ def test_many_lines_when_seen_then_the_names_of_other_things_stay(
     name = record.string("all_reduce")
     until_light(record, clock)
     for number in range(500):
-        body = f"def line_{number}(look):\n    look((-1, 0))\n"
+        body = f"def line_{number}(look):\n    look((-1, 0, 0))\n"
         names: dict[str, Any] = {}
         exec(compile(body, f"/home/user/project/part_{number}.py", "exec"), names)
         names[f"line_{number}"](ticking._look_at_light)

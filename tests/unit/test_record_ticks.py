@@ -104,6 +104,20 @@ def test_quick_steps_when_one_does_not_end_then_each_tick_brings_all_from_the_se
     assert [page.group_seq for page in found] == [-1, -1, 992, 993]
 
 
+@pytest.mark.parametrize(("ended", "is_shown"), [(5, True), (11, False)])
+def test_quick_steps_when_only_half_as_many_end_then_it_is_shown_at_once_where_the_process_is(
+    record: Writer, ended: int, is_shown: bool
+) -> None:
+    def some(number: int) -> None:
+        steps(record)
+        record.light.step += number - 20
+        record.words[at.W_SEEN] = at.DATA  # where it was at another tick
+
+    found = tick(record, [lambda: some(20), lambda: some(20), lambda: some(ended)])
+    assert [page.seen_phase for page in found[:2]] == [Phase.PYTHON, Phase.DATA]
+    assert (found[2].seen_phase == Phase.PYTHON) is is_shown
+
+
 def test_other_steps_then_each_tick_brings_all(record: Writer) -> None:
     record.end_light(monotonic_ns())
     found = tick(record, [lambda: record.mark(at.FORWARD)] * 3)

@@ -142,7 +142,7 @@ def test_killed_rank_when_its_line_is_only_one_that_was_seen_then_said_so(is_see
         waiting(), replace(rank, record=replace(rank.record, is_seen=is_seen)), trigger="ended"
     )
     assert verdict is not None
-    assert any("up to 0.1 s before" in fact for fact in verdict.facts) is is_seen
+    assert any("up to 0.4 s before" in fact for fact in verdict.facts) is is_seen
 
 
 def test_killed_rank_when_nothing_is_counted_then_memory_is_the_alternative() -> None:

@@ -76,7 +76,7 @@ process.AFTER_FORK.append(_forget)
 
 def _tick(stop: Any) -> None:
     stand_back()
-    writer, light, ticks, seen = process.WRITER, process.WRITER.light, 0, (-1, 0)
+    writer, light, ticks, seen = process.WRITER, process.WRITER.light, 0, _NOTHING
     while not stop.acquire(timeout=EVERY_S):
         ticks += 1
         words, step, now = writer.words, light.step, monotonic_ns()
@@ -85,15 +85,12 @@ def _tick(stop: Any) -> None:
             _sample()
         if words[W_ASK] > words[W_ANSWERED]:
             _answer_aside(words[W_ASK])
-        if (
-            light.is_on
-            and ticks % LIGHT_EVERY
-            and 0 <= seen[0] != step
-            and now - words[W_SINCE_NS] < STALE_NS
-        ):
-            seen = step, now  # quick steps go on
+        ended = step - seen[0]
+        goes_on = light.is_on and 2 * ended > seen[2] and now - words[W_SINCE_NS] < STALE_NS
+        if goes_on and ticks % LIGHT_EVERY:
+            seen = step, now, ended
             continue
-        seen = _look_at_light(seen) if light.is_on else (-1, 0)
+        seen = _look_at_light(seen) if light.is_on else _NOTHING
         writer.flush()
         if states.world is not None and not light.is_on:  # in quick steps W_STEP_SEQ is as new
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
@@ -101,11 +98,16 @@ def _tick(stop: Any) -> None:
             _sweep()
 
 
-def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
+Seen = tuple[int, int, int]
+_NOTHING: Seen = -1, 0, 1 << 62
+
+
+def _look_at_light(seen: Seen) -> Seen:
     """What light marks have counted goes into the page. Those of a step that is the same as a tick ago are whole from now on.
 
     Args:
-        seen: The step that was seen last, and when.
+        seen: The step that was seen last, when, and how many had ended since the tick before. If only half as many have by now, this
+            one may be long, and who is killed in it wants to be seen there.
     """
     writer, step, now = process.WRITER, process.WRITER.light.step, monotonic_ns()
     since = writer.words[W_SINCE_NS]
@@ -117,7 +119,7 @@ def _look_at_light(seen: tuple[int, int]) -> tuple[int, int]:
         writer.end_light(now, _frame())
     else:
         _show_light(_frame())
-    return step, now
+    return step, now, step - seen[0] if seen is not _NOTHING else 0
 
 
 def _frame() -> Any:

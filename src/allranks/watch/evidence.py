@@ -116,7 +116,7 @@ class Record:
     where: Place | None = None
     """The user's line of the phase."""
     is_seen: bool = False
-    """Phase and line are what was seen last in a quick step, up to 0.1 s before."""
+    """Phase and line are what was seen last in a quick step, up to 0.4 s before."""
     calls: tuple[Call, ...] = ()
     """The newest calls, oldest first."""
     issued: int = 0

@@ -9,7 +9,7 @@ from allranks.watch.case import Case
 from allranks.watch.verdict import Alternative, Verdict, many
 
 CODE, NAME = "AR201", "rank-killed"
-SEEN = "its steps were quick: the line is one that was seen up to 0.1 s before"
+SEEN = "its steps were quick: the line is one that was seen up to 0.4 s before"
 
 _CRASHES = (
     signal.SIGSEGV,

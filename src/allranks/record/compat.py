@@ -1,7 +1,7 @@
 """Which private names of torch and of Python does the record use, and what if they are not there?
 
-This is the only file of the record that knows them (of torch.compile: compiling.py). Each has a fallback: the fact is left out,
-and said once for all on stderr if torch is not as expected where a mark would have gone. Run with torch 2.6.0, 2.13.0 and 2.14.1 (docs/limits.md).
+This is the only file of the record that knows them (of torch.compile: compiling.py). Each has a fallback: the fact is left out, and said
+once for all on stderr if torch is not as expected where a mark would have gone. Run with torch 2.6.0, 2.13.0 and 2.14.1 (docs/limits.md).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ looked at. Which ones these are has no period (`layout.preference`), since much 
 
 from __future__ import annotations
 
-from _operator import add, sub
 from _weakref import ref
 
 from allranks.record import layout as at
@@ -162,14 +161,15 @@ class Shares:
         """It has ended. One that took many times as long as the others says nothing of them."""
         if not self._before:
             return
-        spent = [*map(sub, spent_ns[FIRST:END], self._before)]
-        length = sum(spent)
+        looked, length = list(self._looked), 0
+        for place, before in enumerate(self._before):
+            ns = spent_ns[FIRST + place] - before
+            looked[place] += ns
+            length += ns
         if self._mean_ns and length > _UNUSUAL * self._mean_ns:
             length = _UNUSUAL * self._mean_ns  # it counts for the mean, so that steps may become longer
         else:
-            self._looked = [*map(add, self._looked, spent)]
-            if sum(self._looked) > FORGET_NS:
-                self._looked = [ns // 2 for ns in self._looked]
+            self._looked = looked if sum(looked) <= FORGET_NS else [ns // 2 for ns in looked]
         self._mean_ns = (7 * self._mean_ns + length) // 8 if self._mean_ns else length
 
     def share_out(self, unmarked_ns: int) -> list[int]:

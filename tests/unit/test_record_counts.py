@@ -15,11 +15,12 @@ import sysconfig
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from allranks import record
 from allranks.record import counts
 
 compiled = pytest.mark.skipif(not counts.IS_COMPILED, reason="the extension is not compiled here")
@@ -86,6 +87,13 @@ def test_extension_when_there_is_a_compiler_then_it_was_built() -> None:
     if os.environ.get("ALLRANKS_NO_EXTENSION"):
         pytest.skip("not wanted")
     assert counts.IS_COMPILED, "pip install -e . compiles it"
+
+
+def test_extension_when_of_another_version_then_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALLRANKS_NO_EXTENSION", raising=False)
+    for version, is_used in ((counts.VERSION, True), (counts.VERSION - 1, False)):
+        monkeypatch.setattr(record, "_quick", SimpleNamespace(VERSION=version), raising=False)
+        assert (counts._extension() is not None) == is_used
 
 
 @compiled

@@ -13,6 +13,8 @@
 #include <Python.h>
 #include <structmember.h>
 
+#define VERSION 1 /* as in counts.py; goes up with what is called from there, since an editable install may have an older one */
+
 #ifdef Py_GIL_DISABLED
 #error "counts are kept under the GIL; without it the marks are those in Python"
 #endif
@@ -447,7 +449,8 @@ PyMODINIT_FUNC PyInit__quick(void) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddObjectRef(module, "Counts", (PyObject *)&CountsType) < 0) {
+    if (module != NULL && (PyModule_AddObjectRef(module, "Counts", (PyObject *)&CountsType) < 0 ||
+                           PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)) {
         Py_CLEAR(module);
     }
     return module;

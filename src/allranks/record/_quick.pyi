@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+VERSION: int
+
 class Counts:
     is_on: bool
     is_hook_counted: bool

@@ -51,6 +51,9 @@ class PlainCounts:
     step_word: memoryview
 
 
+VERSION = 1  # of what _quick.c offers
+
+
 def _extension():
     if os.environ.get("ALLRANKS_NO_EXTENSION"):
         return None
@@ -58,7 +61,7 @@ def _extension():
         from allranks.record import _quick
     except ImportError:  # nothing was compiled, or for another Python
         return None
-    return _quick
+    return _quick if getattr(_quick, "VERSION", 0) == VERSION else None  # else it is of a source before this one
 
 
 _quick = _extension()

@@ -89,8 +89,8 @@ def test_extension_when_there_is_a_compiler_then_it_was_built() -> None:
     assert counts.IS_COMPILED, "pip install -e . compiles it"
 
 
+@compiled
 def test_extension_when_of_another_version_then_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ALLRANKS_NO_EXTENSION", raising=False)
     for version, is_used in ((counts.VERSION, True), (counts.VERSION - 1, False)):
         monkeypatch.setattr(record, "_quick", SimpleNamespace(VERSION=version), raising=False)
         assert (counts._extension() is not None) == is_used

@@ -175,7 +175,8 @@ def test_next_preferred_when_asked_after_any_step_then_none_is_passed_over(least
 
 
 @pytest.mark.parametrize(
-    ("ms", "least"), [(0.001, 6), (1.4, 6), (1.6, 6), (3.2, 5), (49, 2), (50, 1), (100, 0), (900, 0)]
+    ("ms", "least"),
+    [(0.001, 7), (1.0, 7), (1.5, 7), (1.6, 6), (3.2, 5), (49, 2), (50, 1), (100, 0), (900, 0)],
 )
 def test_next_timed_when_steps_take_so_long_then_so_few_are(ms: float, least: int) -> None:
     assert at.next_timed(40, int(ms * 1e6)) == at.next_preferred(40, least)

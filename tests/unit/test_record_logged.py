@@ -194,7 +194,7 @@ def test_names_when_all_are_decided_then_losses_are_followed_no_more(writer: Wri
 
 
 def test_losses_of_some_steps_then_they_are_noted_on_every_rank(writer: Writer) -> None:
-    for step in range(600):
+    for step in range(700):
         step_of(writer, loss_of(step))
     assert [n["step"] for n in noted(writer, "loss")] == list(losses.NOTED[:3])
 

@@ -41,7 +41,7 @@ def preference(step: int) -> int:
 
 # So often is a step timed (asking torch when the last gradient came takes 30 us where its code is not in the cache), and one of quick steps
 # looked at, which takes 0.2 ms there.
-TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 6
+TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 7
 
 
 def next_timed(step: int, length_ns: int) -> int:
@@ -65,7 +65,7 @@ def next_preferred(step: int, least: int) -> int:
 
 
 # How far apart two steps may be of which both have a preference of at least 0, 1, 2, ... and none between (the three-gap theorem).
-_APART = ((1,), (1, 2, 3), (2, 3, 5), (5, 8, 13), (8, 13, 21), (21, 34, 55), (34, 55, 89))
+_APART = ((1,), (1, 2, 3), (2, 3, 5), (5, 8, 13), (8, 13, 21), (21, 34, 55), (34, 55, 89), (89, 144, 233))
 
 
 # Phases. PYTHON is the user's code between the calls that are marked; UNMARKED, which W_PHASE never has, the time of light marks.

@@ -61,7 +61,9 @@ def _extension():
         from allranks.record import _quick
     except ImportError:  # nothing was compiled, or for another Python
         return None
-    return _quick if getattr(_quick, "VERSION", 0) == VERSION else None  # else it is of a source before this one
+    return (
+        _quick if getattr(_quick, "VERSION", 0) == VERSION else None
+    )  # else it is of a source before this one
 
 
 _quick = _extension()

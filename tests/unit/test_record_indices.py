@@ -128,6 +128,12 @@ def test_batch_when_the_loader_keeps_its_samplers_state_then_indices_are_known_a
     next(iterator)
     assert indices.newest(2) == [4, 5, 6, 7]
     assert loader.state_dict()["_num_yielded"] == 2
+    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
+    taken.mark_indices(_BaseDataLoaderIter)
+    iterator._reset(loader)  # the next pass of one with persistent workers
+    again = taken.indices_of(iterator)
+    next(iterator)
+    assert again.until(1) == [[0, 1, 2, 3]]
 
 
 def test_reads_when_the_first_are_seen_then_the_mark_is_taken_off_and_workers_put_it_on_again(

@@ -97,7 +97,9 @@ def mark_indices(iterator_class: Any) -> None:
     def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = reset(self, *args, **kwargs)
         try:
-            if not compat.keeps_its_sampler(type(self)) and not states.is_other_thread():
+            if compat.keeps_its_sampler(type(self)):
+                self.__dict__.pop(_SPLIT, None)  # of the pass before: with persistent workers the iterator stays
+            elif not states.is_other_thread():
                 _split(self)
         except Exception as error:  # noqa: BLE001 - a torch that is not as expected
             compat.step_aside("which samples a loader reads", error)

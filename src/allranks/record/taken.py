@@ -98,7 +98,7 @@ def mark_indices(iterator_class: Any) -> None:
         result = reset(self, *args, **kwargs)
         try:
             if compat.keeps_its_sampler(type(self)):
-                self.__dict__.pop(_SPLIT, None)  # of the pass before: with persistent workers the iterator stays
+                self.__dict__.pop(_SPLIT, None)  # of the pass before: the iterator may stay
             elif not states.is_other_thread():
                 _split(self)
         except Exception as error:  # noqa: BLE001 - a torch that is not as expected

@@ -111,6 +111,19 @@ def test_loss_when_it_is_no_single_value_then_nothing_is_noted(
     assert read_page(writer.path or "").not_finite is None
 
 
+def test_loss_when_of_several_values_or_complex_then_quick_steps_are_looked_at_no_more_often_and_ticks_go_on(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "is_quick", True)
+    for loss in (torch.ones(3), torch.ones(2).to_sparse(), torch.ones((), dtype=torch.complex64)):
+        losses.which = losses.EVERY
+        losses.look((loss,), 0)
+        assert losses.which == losses.SOME
+        writer.flush()  # as the thread that ticks does
+    times = read_page(writer.path or "").times
+    assert times is not None and times.loss is None
+
+
 def test_fingerprint_when_one_bit_changes_then_hash_and_sum_of_that_parameter_change(
     writer: Writer, model: nn.Module
 ) -> None:

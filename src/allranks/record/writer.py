@@ -239,7 +239,8 @@ class Writer(Ring):
         ended[at.UNMARKED] = spent[at.UNMARKED] = 0
         for word, ns in enumerate(ended, at.CUM_NS):
             w[word] = ns
-        millionths = int(loss * 1e6) if loss is not None and -1e12 < loss < 1e12 else None
+        # Not a complex one.
+        millionths = int(loss * 1e6) if type(loss) is float and -1e12 < loss < 1e12 else None
         exchanged = self.buffers_ns, self.exchanged_ns, self.exchanged_of_ns
         row = now, self.step, *exchanged, millionths is not None, millionths or 0, 0, *spent, 0, 0, 0, now
         self.buffer[8 * at.TIMES : 8 * (at.TIMES + at.TIMES_WORDS)] = array("q", row)  # at once

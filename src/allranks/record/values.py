@@ -148,7 +148,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where the time went until one moment, at most 0.1 s ago."""
+    """Where the time went until one moment, at most 0.1 s ago; in quick steps 0.4 s."""
 
     at_ns: int
     step: int
@@ -232,10 +232,10 @@ class Record:
     line: str  # the user's line of the phase, "file:line function"; "" not known
     is_light: bool  # phase and line are not kept in this step: it is a quick one
     seen_phase: (
-        Phase  # what the tick thread saw last in such a step, at most 0.1 s ago while the process runs
+        Phase  # what the tick thread saw last in such a step, at most 0.4 s ago while the process runs
     )
     seen_line: str
-    phase_ns: dict[Phase, int]  # cumulative, without the phase that still goes on; at most 0.1 s old
+    phase_ns: dict[Phase, int]  # cumulative, without the phase that still goes on; as old as Times
     step: int  # calls of Optimizer.step that ended (the library: optimizer steps)
     micro_step: int  # forwards since the last step
     epoch: int
@@ -243,7 +243,7 @@ class Record:
     step_ended: int  # the step that the last of them is of; where marks are light, others have ended since
     issued: int  # collectives of the user's calls
     issued_at_step: int  # the same, when the last step ended
-    group_seq: int  # of the default group, DDP's collectives included; at most 0.1 s old; -1 unknown
+    group_seq: int  # of the default group, DDP's collectives included; at most 0.1 s old, in quick steps as the next; -1 unknown
     group_seq_at_step: int  # the same, when step `group_seq_step` ended: of quick steps every 16th to 128th
     group_seq_step: int
     num_groups: int  # calls of new_group that returned

@@ -146,7 +146,7 @@ class Timeline:
             lines += self._calls(seen, record)
             lines += self._facts(seen, record)
         throttled = round(throttled_s(), 3)
-        for at_ns, row in rows:  # pages are of moments up to 0.1 s apart: each has its own
+        for at_ns, row in rows:  # pages are of moments up to 0.4 s apart: each has its own
             t = round((at_ns - self._began_ns) / 1e9, 4)
             self._write({"kind": "sample", "t": t, "throttled_s": throttled, "rows": [row]})
         if rows and with_host:

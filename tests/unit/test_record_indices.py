@@ -112,6 +112,22 @@ def test_pass_when_it_is_longer_than_what_is_kept_then_all_of_its_samples_are_co
     assert (seen["drawn"], seen["samples"], seen["kept"], seen["distinct"]) == (len(loader), 62, 16, 16)
 
 
+def test_pass_when_batches_become_smaller_after_what_is_kept_then_hardly_more_samples_are_counted_than_there_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "MAX_INDICES", 16)
+    monkeypatch.setattr(passes, "_loaders", {})
+    sizes = [8] * 8 + [2] * 60
+    batches = [[number % 64] * size for number, size in enumerate(sizes)]
+    loader = DataLoader(samples(64), batch_sampler=batches)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    followed, indices = passes.begin(loader, "train.py:3 main", 0), taken.indices_of(iterator)
+    for drawn, _ in enumerate(iterator, start=1):
+        if drawn % 4 == 0:
+            followed = passes.handed(followed, indices, drawn)
+    assert followed is not None and sum(sizes) <= followed.samples < sum(sizes) + 4 * 8
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital'")
 def test_batch_when_the_loader_keeps_its_samplers_state_then_indices_are_known_and_it_is_left_in_place(
     monkeypatch: pytest.MonkeyPatch,

@@ -112,6 +112,7 @@ def handed(followed: Followed | None, taken: Taken, drawn: int) -> Followed | No
             last = len(batch) if isinstance(batch, (list, tuple)) else followed.size
             followed.samples += followed.size * (drawn - followed.drawn - 1) + last
             followed.drawn = drawn
+            followed.size = min(followed.size, last or 1)  # rather too few are counted than too many
         return followed
     if drawn and not followed.drawn:
         followed.first_s = (monotonic_ns() - followed.asked_ns) / 1e9

@@ -128,6 +128,18 @@ def test_pass_when_batches_become_smaller_after_what_is_kept_then_hardly_more_sa
     assert followed is not None and sum(sizes) <= followed.samples < sum(sizes) + 4 * 8
 
 
+def test_batch_when_more_were_handed_out_than_are_kept_then_the_newest_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "_loaders", {})
+    monkeypatch.setattr(passes, "batch", None)
+    followed, indices = passes.begin(DataLoader(samples()), "train.py:3 main", 0), taken.Taken()
+    for number in range(taken.MAX_EARLY + 10):
+        indices.add([number])
+    passes.handed(followed, indices, taken.MAX_EARLY + 10)
+    assert passes.batch == [taken.MAX_EARLY + 9]
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital'")
 def test_batch_when_the_loader_keeps_its_samplers_state_then_indices_are_known_and_it_is_left_in_place(
     monkeypatch: pytest.MonkeyPatch,

@@ -128,7 +128,7 @@ def _note_taken(followed: Followed, some: list[Any], drawn: int) -> Followed | N
     global batch
     before, followed.drawn = followed.drawn, drawn
     if len(some) < drawn - before:
-        some.append(None)  # not known
+        some.insert(0, None)  # not known
     if some:
         batch = some[-1]
     lists = [list(one) if isinstance(one, (list, tuple)) else [one] for one in some]

@@ -317,11 +317,14 @@ def test_steps_without_clocks_when_they_become_slower_then_none_looks_like_a_lon
     record, page = ticked(tmp_path, clock, monkeypatch)
     until_light(record, clock)
     record.next_looked = record.next_timed = 10_000  # nothing else ends them
-    seen = (-1, 0, 0)
+    seen, began = (-1, 0, 0), clock.ns
     for _ in range(40):
         train(record, clock, 2, {at.FORWARD: 45.0})
-        seen = ticking._look_at_light(seen)
+        if record.light.is_on:  # as the thread does
+            seen = ticking._look_at_light(seen)
         assert clock.ns - page.read().phase_since_ns <= STALE_NS
+    known = [timed for timed in page.read().timed if timed.end_ns - timed.start_ns > 40 * MS]
+    assert known and known[0].start_ns - began < 2 * STALE_NS  # how long they take by now is known soon
     page.close()
 
 

@@ -111,12 +111,10 @@ def _look_at_light(seen: Seen) -> Seen:
     """
     writer, step, now = process.WRITER, process.WRITER.light.step, monotonic_ns()
     since = writer.words[W_SINCE_NS]
-    if step == seen[0]:
-        writer.end_light(max(seen[1], since), _frame())
+    if step == seen[0] or now - since > STALE_NS:  # else steps that become slower look like a long phase
+        writer.end_light(max(seen[1], since) if step == seen[0] else now, _frame())
         # Steps that are no longer quick are looked at from the next one on, not only when the next of the quick ones was due.
         writer.next_looked = writer.next_timed = min(writer.next_timed, step + 2)
-    elif now - since > STALE_NS:  # else steps that become slower look like a long phase
-        writer.end_light(now, _frame())
     else:
         _show_light(_frame())
     return step, now, step - seen[0] if seen is not _NOTHING else 0

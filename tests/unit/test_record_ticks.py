@@ -118,6 +118,17 @@ def test_quick_steps_when_only_half_as_many_end_then_it_is_shown_at_once_where_t
     assert (found[2].seen_phase == Phase.PYTHON) is is_shown
 
 
+@pytest.mark.parametrize(("ago_ms", "is_next"), [(-60_000, False), (600, True)])
+def test_steps_with_whole_marks_when_few_are_looked_at_and_one_takes_long_then_the_next_is(
+    record: Writer, ago_ms: int, is_next: bool
+) -> None:
+    record.end_light(monotonic_ns())
+    step = record.step
+    ended = monotonic_ns() - ago_ms * 1_000_000
+    tick(record, [lambda: record.words.__setitem__(at.STEP_ENDS + step % at.NUM_STEP_ENDS, ended)])
+    assert (record.next_looked == record.next_timed == step + 2) is is_next
+
+
 def test_other_steps_then_each_tick_brings_all(record: Writer) -> None:
     record.end_light(monotonic_ns())
     found = tick(record, [lambda: record.mark(at.FORWARD)] * 3)

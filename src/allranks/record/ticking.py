@@ -90,7 +90,7 @@ def _tick(stop: Any) -> None:
         if goes_on and ticks % LIGHT_EVERY:
             seen = step, now, ended
             continue
-        seen = _look_at_light(seen) if light.is_on else _NOTHING
+        seen = _look_at_light(seen) if light.is_on else _look_at_whole(step, now)
         writer.flush()
         if states.world is not None and not light.is_on:  # in quick steps W_STEP_SEQ is as new
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
@@ -118,6 +118,15 @@ def _look_at_light(seen: Seen) -> Seen:
     else:
         _show_light(_frame())
     return step, now, step - seen[0] if seen is not _NOTHING else 0
+
+
+def _look_at_whole(step: int, now: int) -> Seen:
+    """Where something ends the light marks of each quick step, few are looked at, too: the next one is if this one takes long."""
+    writer = process.WRITER
+    ended = writer.words[at.STEP_ENDS + step % at.NUM_STEP_ENDS]
+    if writer.next_looked > step + 2 and now - ended > STALE_NS:
+        writer.next_looked = writer.next_timed = step + 2
+    return _NOTHING
 
 
 def _frame() -> Any:

@@ -237,16 +237,16 @@ def test_steps_when_counted_from_an_earlier_one_again_then_they_are_looked_at_fr
     assert states.noted[0] == 3 and states.next_note_step <= 16
 
 
-@pytest.mark.parametrize(("step_ms", "period"), [(0.5, 128), (2.0, 64), (4.0, 32), (20.0, 1)])
+@pytest.mark.parametrize(("step_ms", "period"), [(0.5, 256), (2.0, 128), (4.0, 64), (20.0, 1)])
 def test_steps_when_they_end_then_noted_some_times_a_second_at_the_same_ones_on_ranks_that_differ(
     record: Writer, monkeypatch: pytest.MonkeyPatch, step_ms: float, period: int
 ) -> None:
     monkeypatch.setattr(states, "_writer", record)
-    monkeypatch.setattr(states, "noted", (100, 10**12))
+    monkeypatch.setattr(states, "noted", (228, 10**12))
     monkeypatch.setattr(states, "monotonic_ns", lambda: 10**12 + int(28 * step_ms * 1e6))
-    record.light.step = 128
+    record.light.step = 256
     states.note_step_end()
-    assert states.next_note_step == 128 + period
+    assert states.next_note_step == 256 + period
 
 
 def test_optimizer_that_is_gone_when_another_has_its_id_then_that_is_not_taken_for_it(

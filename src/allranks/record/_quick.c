@@ -23,9 +23,10 @@
 
 typedef struct {
     PyObject_HEAD
+    /* In the order in which a step touches them: what it costs are lines of the cache. */
     char is_on;
     char is_hook_counted;
-    long long step, micro_steps, syncs, drawn, until, until_syncs, model, iterator, optimizer, data_key;
+    long long iterator, drawn, model, micro_steps, syncs, optimizer, until_syncs, until, step, data_key;
     PyObject *optimizers;
     PyObject *step_word; /* what was set */
     Py_buffer word;      /* its memory; .obj is NULL if it has no room for a number */
@@ -114,16 +115,17 @@ static inline long long id_of(PyObject *object) { return (long long)(uintptr_t)o
 
 enum { FORWARD, BACKWARD, NEXT_BATCH, NUM_KINDS }; /* as in counts.py */
 
-typedef struct {
-    PyObject *function; /* the mark: a Python function */
-    vectorcallfunc plain;
-    int kind;
+typedef struct { /* what each call needs comes first */
     Counts *light;
-    PyObject *original, *failed, *resume, *is_grad_enabled, *unsynchronised;
+    PyObject *original, *is_grad_enabled;
+    int kind;
+    vectorcallfunc plain;
+    PyObject *failed, *resume, *unsynchronised;
 } Mark;
 
 #define MOST_MARKS 64
-static Mark marks[MOST_MARKS]; /* for as long as the process lives, as torch's functions do */
+static PyObject *functions_marked[MOST_MARKS]; /* Python functions; for as long as the process lives, as torch's own do */
+static Mark marks[MOST_MARKS];
 static int num_marks;
 static PyObject *averages; /* the name of DDP's attribute */
 
@@ -216,12 +218,12 @@ static int count(Mark *mark, PyObject *first) {
 }
 
 static PyObject *call_mark(PyObject *function, PyObject *const *args, size_t flags, PyObject *names) {
-    Mark *mark = marks;
-    while (mark->function != function) { /* it is there: only `quicken` puts this into a function */
-        mark++;
+    int number = 0;
+    while (functions_marked[number] != function) { /* it is there: only `quicken` puts this into a function */
+        number++;
     }
-    Py_ssize_t num = PyVectorcall_NARGS(flags);
-    int light = is_light(mark, args, num);
+    Mark *mark = &marks[number];
+    int light = is_light(mark, args, PyVectorcall_NARGS(flags));
     if (light <= 0) {
         return light < 0 ? NULL : mark->plain(function, args, flags, names);
     }
@@ -336,30 +338,32 @@ static PyObject *front_of(PyObject *function) {
 /* What is to stand where the mark stood. */
 static PyObject *quicken(PyObject *module, PyObject *args) {
     Mark mark = {0};
-    if (!PyArg_ParseTuple(args, "O!iO!OOOOO", &PyFunction_Type, &mark.function, &mark.kind, &CountsType, &mark.light, &mark.original,
+    PyObject *marked;
+    if (!PyArg_ParseTuple(args, "O!iO!OOOOO", &PyFunction_Type, &marked, &mark.kind, &CountsType, &mark.light, &mark.original,
                           &mark.failed, &mark.resume, &mark.is_grad_enabled, &mark.unsynchronised)) {
         return NULL;
     }
-    PyFunctionObject *function = (PyFunctionObject *)mark.function;
+    PyFunctionObject *function = (PyFunctionObject *)marked;
     if (mark.kind < 0 || mark.kind >= NUM_KINDS) {
         return PyErr_Format(PyExc_ValueError, "there is no kind %d of marks", mark.kind);
     }
     if (num_marks == MOST_MARKS || function->vectorcall == call_mark) {
-        return Py_NewRef(mark.function);
+        return Py_NewRef(marked);
     }
     mark.plain = function->vectorcall;
-    PyObject *kept[] = {mark.function, (PyObject *)mark.light, mark.original, mark.failed,
-                        mark.resume,   mark.is_grad_enabled,   mark.unsynchronised};
+    PyObject *kept[] = {marked,      (PyObject *)mark.light, mark.original,      mark.failed,
+                        mark.resume, mark.is_grad_enabled,   mark.unsynchronised};
     for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++) {
         Py_INCREF(kept[i]);
     }
+    functions_marked[num_marks] = marked;
     marks[num_marks++] = mark;
 #if PY_VERSION_HEX >= 0x030c0000
     PyFunction_SetVectorcall(function, call_mark);
 #else
     function->vectorcall = call_mark;
 #endif
-    return HAS_FRONTS && mark.kind == BACKWARD ? front_of(mark.function) : Py_NewRef(mark.function);
+    return HAS_FRONTS && mark.kind == BACKWARD ? front_of(marked) : Py_NewRef(marked);
 }
 
 /* ---- hooks of optimizers -------------------------------------------------------------------------------------------------------- */

@@ -31,7 +31,7 @@ from allranks.record import layout as at
 
 SHARE = 0.001
 """Of the time of the steps that the checks may take."""
-APART_NS = 100_000_000
+APART_NS = 200_000_000
 """Checks are so far apart, so that a reader who comes twice a second finds the same ones in all records."""
 MAX_PERIOD = 1 << 20
 MAX_STRANGERS = 64

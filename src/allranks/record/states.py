@@ -22,7 +22,7 @@ world: Any = None
 # A call into torch costs 5 us where its code is not in the processor's cache. So few of steps that are quicker than this have one.
 QUICK_STEP_NS = 6_000_000
 # The steps of a power of two, not over the most, at whose multiples quick ranks note how many collectives were issued: so far apart.
-_NOTED_EVERY_NS, _LEAST_STEPS, _MOST_STEPS = 100_000_000, 16, 128
+_NOTED_EVERY_NS, _LEAST_STEPS, _MOST_STEPS = 200_000_000, 16, 256
 NEVER = 1 << 62
 next_note_step = 0
 MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)

@@ -123,7 +123,7 @@ class Record:
     """Collectives the user's lines called."""
     issued_at_step: int = 0
     group_seq: int = -1
-    """Collectives issued in the default group, DDP's included; at most 0.1 s old, in quick steps up to 128 steps; -1 = not known."""
+    """Collectives issued in the default group, DDP's included; at most 0.1 s old, in quick steps some 0.2 s; -1 = not known."""
     group_seq_at_step: int = -1
     num_groups: int = 0
     loader: Loader | None = None

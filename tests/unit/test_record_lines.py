@@ -143,3 +143,7 @@ def test_frame_of_another_thread_when_it_goes_on_meanwhile_then_neither_of_its_p
     found = Lines(writer)
     first, second = (writer.name_of(found.of(made.gi_frame) >> 8) for _ in range(2))
     assert (first, second) == ("/home/u/train.py:2 steps", "/home/u/train.py:3 steps")
+
+
+def test_line_when_no_python_called_then_none_is_known() -> None:
+    assert Lines(Writer()).here(1000) == 0

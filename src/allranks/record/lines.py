@@ -65,7 +65,11 @@ class Lines:
         Args:
             depth: Frames that are passed over unseen.
         """
-        return self.of(_getframe(depth))
+        try:
+            frame = _getframe(depth)
+        except ValueError:  # C called the mark, such as atexit
+            return 0
+        return self.of(frame)
 
     def of(self, frame: FrameType | None) -> int:
         """The same of `frame` and what called it."""

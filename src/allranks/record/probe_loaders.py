@@ -148,7 +148,7 @@ def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:
         _show(one)
     _light.iterator = id(iterator)
     if _light.is_on:
-        _writer.end_light(monotonic_ns(), _getframe(2))
+        _writer.end_light(monotonic_ns(), _getframe(1).f_back)
     before, words = _writer.mark(one.key), _writer.words
     begin = words[W_SINCE_NS]
     try:

@@ -259,7 +259,7 @@ def _forward(forward: Callable[..., Any], ddp: Any, inputs: tuple[Any, ...], kwa
     if get_ident() != _writer.owner:
         return forward(ddp, *inputs, **kwargs)
     if _light.is_on:
-        _writer.end_light(monotonic_ns(), _getframe(2))
+        _writer.end_light(monotonic_ns(), _getframe(1).f_back)
     before = _writer.mark(FORWARD | _lines.here(3))
     begin = _writer.words[W_SINCE_NS]
     result = _until_done("forward", before, forward, ddp, *inputs, **kwargs)

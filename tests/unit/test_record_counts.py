@@ -49,7 +49,8 @@ def _light() -> Any:
     ):
         setattr(light, name, 0)
     light.is_on, light.is_hook_counted, light.optimizers = True, True, {}
-    light.step_word = memoryview(bytearray(8)).cast("q")
+    light.step_words = memoryview(bytearray(16)).cast("q")
+    light.drawn_word = memoryview(bytearray(8)).cast("q")
     return light
 
 
@@ -106,6 +107,7 @@ def test_forward_when_light_then_counted_without_python() -> None:
     by_name = ["python"] if sys.version_info[:2] == (3, 11) else []
     assert job.called == by_name
     assert (job.light.micro_steps, job.light.syncs) == (2 - len(by_name),) * 2
+    assert job.light.step_words[1] == job.light.micro_steps
 
 
 @compiled
@@ -204,7 +206,7 @@ def test_next_batch_when_light_then_counted_and_its_end_told() -> None:
     batches = Batches()
     job.light.iterator = id(batches)
     assert list(batches) == [1, 2]  # type: ignore[call-overload]
-    assert job.light.drawn == 2 and job.called == [("StopIteration", batches)]
+    assert job.light.drawn == job.light.drawn_word[0] == 2 and job.called == [("StopIteration", batches)]
 
 
 @compiled
@@ -279,7 +281,7 @@ def _hooks(light: Any) -> tuple[list[str], Callable[..., None], Callable[..., No
 def test_hooks_when_light_then_the_step_is_counted_in_the_page(how: str) -> None:
     light, optimizer = _light(), Optimizer()
     light.until = light.until_syncs = 10
-    light.micro_steps = 4
+    light.micro_steps = light.step_words[1] = 4
     if how == "last":
         light.optimizer = id(optimizer)
     else:
@@ -287,10 +289,10 @@ def test_hooks_when_light_then_the_step_is_counted_in_the_page(how: str) -> None
     called, enter, leave = _hooks(light)
     enter(optimizer)
     leave(optimizer)
-    assert called == [] and (light.step, light.step_word[0], light.micro_steps) == (1, 1, 0)
+    assert called == [] and (light.step, [*light.step_words], light.micro_steps) == (1, [1, 0], 0)
     light.is_hook_counted = False  # the library counts
     leave(optimizer)
-    assert called == [] and (light.step, light.step_word[0]) == (1, 1)
+    assert called == [] and (light.step, light.step_words[0]) == (1, 1)
 
 
 @compiled
@@ -304,7 +306,7 @@ def test_hooks_when_there_is_more_to_do_then_python_does_it(case: str) -> None:
     light.until = 1 if case == "step due" else 10
     light.until_syncs = 0 if case == "compared" else 10
     if case == "no page":
-        light.step_word = memoryview(b"")
+        light.step_words = memoryview(b"")
     called, enter, leave = _hooks(light)
     enter(optimizer)
     leave(optimizer)
@@ -329,9 +331,9 @@ def test_counts_when_given_another_page_then_the_old_one_can_be_closed() -> None
     page = mmap.mmap(-1, 4096)
     light = _light()
     words = memoryview(page).cast("q")
-    light.step_word = words[3:4]
-    assert light.step_word.nbytes == 8
-    light.step_word = memoryview(bytearray(8)).cast("q")
+    light.step_words, light.drawn_word = words[3:5], words[9:10]
+    assert light.step_words.nbytes == 16
+    light.step_words = light.drawn_word = memoryview(bytearray(16)).cast("q")
     words.release()
     page.close()
     kept = weakref.ref(light.optimizers.setdefault("owner", Optimizer()))
@@ -343,11 +345,10 @@ def test_counts_when_given_another_page_then_the_old_one_can_be_closed() -> None
 
 @compiled
 def test_counts_when_in_a_cycle_with_an_older_page_then_collected() -> None:
-    word = memoryview(bytearray(16)).cast("q")[
-        1:
-    ]  # older: it is cleared first, and so crashed CPython before 3.13
+    # Older: it is cleared first, and so crashed CPython before 3.13.
+    word = memoryview(bytearray(24)).cast("q")[1:]
     light = _light()
-    light.step_word = word
+    light.step_words = word
     kept = weakref.ref(light.optimizers.setdefault("owner", Optimizer()))
     light.optimizers["itself"] = light
     del light, word

@@ -69,7 +69,7 @@ def end_step(record: Writer, clock: Clock) -> None:
     if not record.light.is_on:
         record.end_step(clock.ns)
         return
-    record.light.step = record.light.step_word[0] = record.step + 1
+    record.light.step = record.light.step_words[0] = record.step + 1
     record.light.micro_steps = 0
     record.end_light_step()
 
@@ -207,7 +207,7 @@ def test_reader_when_marks_have_no_clock_then_it_sees_each_step_and_that_no_phas
     for _ in range(3):
         assert page.read().is_light
         seen.add((page.glance().marks, page.glance().step))
-        record.light.step = record.light.step_word[0] = record.step + 1
+        record.light.step = record.light.step_words[0] = record.step + 1
     assert len(seen) == len({marks for marks, _ in seen}) == 3
     record.mark(at.CHECKPOINT)
     assert not page.read().is_light and page.read().phase == Phase.CHECKPOINT

@@ -33,5 +33,7 @@ def test_iterator_when_it_has_the_id_of_one_that_is_gone_then_it_ends_as_any(
     record.end_step()
     record.light.iterator = id(batches)  # the one that began in a marked loop, and was dropped in the middle
     assert record.light.is_on and [draw(batches), draw(batches)] == [1, 2]
+    # At once: a pass that has ended is compared with those of other ranks by its batches, and the process may be stopped then.
+    assert record.words[at.LOADER + at.L_DRAWN] == 2
     with pytest.raises(StopIteration):
         draw(batches)

@@ -75,8 +75,7 @@ def tick(record: Writer, happens: list[Callable[[], object]]) -> list[Record]:
 
 def steps(record: Writer) -> None:
     """Some of them end, with light marks."""
-    record.light.step = record.light.step_word[0] = record.step + 20
-    record.light.drawn = record.step + 1
+    record.light.step = record.light.step_words[0] = record.step + 20
     record.words[at.W_SINCE_NS] = (
         monotonic_ns() + 10**12
     )  # one was looked at just now, however slow the test is
@@ -90,7 +89,6 @@ def test_quick_steps_then_each_tick_is_counted_and_few_bring_times_and_place(rec
     brought = [page.times.step if page.times is not None else None for page in found]
     first, second = 1 + 20 * LIGHT, 1 + 40 * LIGHT
     assert brought == [21] * (LIGHT - 1) + [first] * LIGHT + [second] * 2
-    assert found[-1].loader is None and record.words[at.LOADER + at.L_DRAWN] == second + 1
     assert states.world.asked == 0  # how many collectives were issued, steps note
 
 

@@ -13,7 +13,7 @@
 #include <Python.h>
 #include <structmember.h>
 
-#define VERSION 1 /* as in counts.py; goes up with what is called from there, since an editable install may have an older one */
+#define VERSION 2 /* as in counts.py; goes up with what is called from there, since an editable install may have an older one */
 
 #ifdef Py_GIL_DISABLED
 #error "counts are kept under the GIL; without it the marks are those in Python"
@@ -22,14 +22,22 @@
 /* ---- what light marks count ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
+    PyObject *view; /* as it was set */
+    Py_buffer memory;
+} Words;
+
+typedef struct {
     PyObject_HEAD
     /* In the order in which a step touches them: what it costs are lines of the cache. */
     char is_on;
     char is_hook_counted;
-    long long iterator, drawn, model, micro_steps, syncs, optimizer, until_syncs, until, step, data_key;
+    long long iterator, drawn;
+    volatile long long *drawn_at; /* in the page; NULL if there is no room for it */
+    long long model, micro_steps, syncs;
+    volatile long long *step_at; /* and behind it the forwards since then */
+    long long optimizer, until_syncs, until, step, data_key;
     PyObject *optimizers;
-    PyObject *step_word; /* what was set */
-    Py_buffer word;      /* its memory; .obj is NULL if it has no room for a number */
+    Words step_words, drawn_words;
 } Counts;
 
 static PyMemberDef counts_members[] = {
@@ -49,45 +57,60 @@ static PyMemberDef counts_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyObject *counts_get_word(PyObject *self, void *unused) {
-    PyObject *word = ((Counts *)self)->step_word;
-    return Py_NewRef(word == NULL ? Py_None : word);
+/* A property: words of the page. */
+static volatile long long *set_words(Words *words, PyObject *view, Py_ssize_t num) {
+    Words before = *words;
+    words->view = Py_XNewRef(view);
+    words->memory.obj = NULL;
+    if (view != NULL && PyObject_GetBuffer(view, &words->memory, PyBUF_WRITABLE) < 0) {
+        PyErr_Clear(); /* of a page that is not there yet */
+        words->memory.obj = NULL;
+    } else if (words->memory.obj != NULL && words->memory.len < num * (Py_ssize_t)sizeof(long long)) {
+        PyBuffer_Release(&words->memory);
+    }
+    if (before.memory.obj != NULL) {
+        PyBuffer_Release(&before.memory);
+    }
+    Py_XDECREF(before.view);
+    return words->memory.obj == NULL ? NULL : words->memory.buf;
 }
 
-static int counts_set_word(PyObject *self, PyObject *word, void *unused) {
+static int counts_set_step(PyObject *self, PyObject *view, void *unused) {
     Counts *light = (Counts *)self;
-    Py_buffer found = {.obj = NULL};
-    if (word != NULL && PyObject_GetBuffer(word, &found, PyBUF_WRITABLE) < 0) {
-        PyErr_Clear(); /* of a page that is not there yet */
-        found.obj = NULL;
-    } else if (found.obj != NULL && found.len < (Py_ssize_t)sizeof(long long)) {
-        PyBuffer_Release(&found);
-    }
-    Py_buffer before = light->word;
-    PyObject *old = light->step_word;
-    light->word = found;
-    light->step_word = Py_XNewRef(word);
-    if (before.obj != NULL) {
-        PyBuffer_Release(&before);
-    }
-    Py_XDECREF(old);
+    light->step_at = NULL;
+    light->step_at = set_words(&light->step_words, view, 2);
     return 0;
 }
 
+static int counts_set_drawn(PyObject *self, PyObject *view, void *unused) {
+    Counts *light = (Counts *)self;
+    light->drawn_at = NULL;
+    light->drawn_at = set_words(&light->drawn_words, view, 1);
+    return 0;
+}
+
+static PyObject *view_of(Words *words) { return Py_NewRef(words->view == NULL ? Py_None : words->view); }
+
+static PyObject *counts_get_step(PyObject *self, void *unused) { return view_of(&((Counts *)self)->step_words); }
+
+static PyObject *counts_get_drawn(PyObject *self, void *unused) { return view_of(&((Counts *)self)->drawn_words); }
+
 static PyGetSetDef counts_properties[] = {
-    {"step_word", counts_get_word, counts_set_word, NULL, NULL},
+    {"step_words", counts_get_step, counts_set_step, NULL, NULL},
+    {"drawn_word", counts_get_drawn, counts_set_drawn, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static int counts_traverse(PyObject *self, visitproc visit, void *arg) {
-    /* Not the word: memory cannot hold a Counts, and before 3.13 a memoryview that a collection clears while it is exported crashes. */
+    /* Not the words: memory cannot hold a Counts, and before 3.13 a memoryview that a collection clears while it is exported crashes. */
     Py_VISIT(((Counts *)self)->optimizers);
     return 0;
 }
 
 static int counts_clear(PyObject *self) {
     Py_CLEAR(((Counts *)self)->optimizers);
-    return counts_set_word(self, NULL, NULL);
+    counts_set_drawn(self, NULL, NULL);
+    return counts_set_step(self, NULL, NULL);
 }
 
 static void counts_dealloc(PyObject *self) {
@@ -198,8 +221,14 @@ static int count(Mark *mark, PyObject *first) {
     Counts *light = mark->light;
     if (mark->kind == NEXT_BATCH) {
         light->drawn++;
+        if (light->drawn_at != NULL) {
+            *light->drawn_at = light->drawn;
+        }
     } else if (mark->kind == FORWARD) {
         light->micro_steps++;
+        if (light->step_at != NULL) {
+            light->step_at[1] = light->micro_steps;
+        }
         PyObject *answer = PyObject_GetAttr(first, averages);
         int is_averaged = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(answer);
@@ -405,13 +434,13 @@ static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t nu
         return NULL;
     }
     int is_due = light->syncs >= light->until_syncs || (light->is_hook_counted && light->step + 1 >= light->until);
-    if (known == 0 || is_due || light->word.obj == NULL) {
+    if (known == 0 || is_due || light->step_at == NULL) {
         return PyObject_Vectorcall(PyTuple_GET_ITEM(self, LEAVE), args, num, NULL);
     }
     if (light->is_hook_counted) { /* else the library says so in a moment */
         light->step++;
-        *(volatile long long *)light->word.buf = light->step;
-        light->micro_steps = 0;
+        light->step_at[0] = light->step;
+        light->step_at[1] = light->micro_steps = 0;
     }
     Py_RETURN_NONE;
 }

@@ -19,7 +19,8 @@ class Counts:
     optimizer: int
     data_key: int
     optimizers: dict[int, bool]
-    step_word: memoryview
+    step_words: memoryview
+    drawn_word: memoryview
 
 def quicken(
     function: Callable[..., Any],

@@ -21,6 +21,7 @@ class PlainCounts:
     __slots__ = (
         "data_key",
         "drawn",
+        "drawn_word",
         "is_hook_counted",
         "is_on",
         "iterator",
@@ -29,7 +30,7 @@ class PlainCounts:
         "optimizer",
         "optimizers",
         "step",
-        "step_word",
+        "step_words",
         "syncs",
         "until",
         "until_syncs",
@@ -48,10 +49,11 @@ class PlainCounts:
     optimizer: int
     data_key: int
     optimizers: dict[int, bool]
-    step_word: memoryview
+    step_words: memoryview
+    drawn_word: memoryview
 
 
-VERSION = 1  # of what _quick.c offers
+VERSION = 2  # of what _quick.c offers
 
 
 def _extension():

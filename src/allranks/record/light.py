@@ -53,7 +53,8 @@ class Light(Counts):
         optimizers: By id, whether an optimizer's steps are counted; not where another one steps it.
         is_hook_counted: The hooks of optimizers count steps, and not the library.
         data_key: What `layout.W_PHASE` is while a batch of the current pass is drawn.
-        step_word: The word of the page that has the step.
+        step_words: The words of the page that have the step and the micro-steps.
+        drawn_word: The one that has the batches.
     """
 
     __slots__ = ("_references",)
@@ -63,7 +64,8 @@ class Light(Counts):
 
     def begin(self, words: memoryview) -> None:
         """A new page."""
-        self.step_word = words[at.W_STEP : at.W_STEP + 1]
+        self.step_words = words[at.W_STEP : at.W_MICRO_STEP + 1]
+        self.drawn_word = words[at.LOADER + at.L_DRAWN : at.LOADER + at.L_DRAWN + 1]
         self.is_on, self.is_hook_counted = False, True
         self.step = self.micro_steps = self.syncs = self.drawn = 0
         self.until = self.until_syncs = self.model = self.iterator = self.optimizer = 0

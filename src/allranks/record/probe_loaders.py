@@ -122,7 +122,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
             finally:
                 if not light.is_on:
                     resume()
-            light.drawn += 1
+            light.drawn = light.drawn_word[0] = light.drawn + 1
             return batch
         return _draw(draw, self)
 

@@ -235,7 +235,7 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             finally:
                 if not light.is_on:
                     resume()
-            light.micro_steps += 1
+            light.micro_steps = light.step_words[1] = light.micro_steps + 1
             if self.require_backward_grad_sync:
                 light.syncs += 1
             else:
@@ -342,8 +342,8 @@ def mark_optimizers(module: Any) -> None:
         nonlocal outer, before
         if light.is_on and (id(optimizer) == light.optimizer or light.optimizers.get(id(optimizer))):
             if light.is_hook_counted:  # else the library says so in a moment
-                light.step = light.step_word[0] = step = light.step + 1
-                light.micro_steps = 0
+                light.step = light.step_words[0] = step = light.step + 1
+                light.micro_steps = light.step_words[1] = 0
                 if step >= light.until:
                     _step_ended(step)
             if light.syncs >= light.until_syncs:

@@ -143,7 +143,6 @@ def _show_light(frame: Any) -> None:
         user = user_frame(frame)
         place = writer.seen(describe(user.f_code, user.f_lineno)) if user is not None else 0
         words[at.W_SEEN] = phase | place << 8
-    words[at.LOADER + at.L_DRAWN], words[at.W_MICRO_STEP] = light.drawn, light.micro_steps
 
 
 def _sample() -> None:

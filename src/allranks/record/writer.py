@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 LAST_STEP_END = at.NUM_STEP_ENDS - 1
-W_DRAWN = at.LOADER + at.L_DRAWN
 
 
 class Writer(Ring):
@@ -209,7 +208,6 @@ class Writer(Ring):
         # No call from here on: the tick thread, which may end them, too, does not come in between.
         light.is_on = False
         w[at.W_LIGHT] = 0
-        w[W_DRAWN], w[W_MICRO_STEP] = light.drawn, light.micro_steps
         spent = now - w[W_SINCE_NS]
         self.spent_ns[at.UNMARKED] += spent if spent > 0 else 0
         w[W_PHASE], w[W_SINCE_NS] = phase, now
@@ -256,8 +254,8 @@ class Writer(Ring):
         """The library says that `step` optimizer steps have ended; the optimizer hooks no longer count."""
         light, w = self.light, self.words
         if light.is_on and step == light.step + 1 and not micro_step and epoch in (None, w[W_EPOCH]):
-            light.step = light.step_word[0] = step
-            light.micro_steps = 0
+            light.step = light.step_words[0] = step
+            light.micro_steps = light.step_words[1] = 0
             if step >= light.until and self.on_step is not None:
                 self.on_step(step)
             return

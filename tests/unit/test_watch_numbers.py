@@ -108,7 +108,7 @@ def test_trigger_when_a_rank_is_not_past_the_step_then_it_waits_for_it_and_tells
     assert numbers.look(rows, LOOKED_S + 0.1) == ()
 
 
-@pytest.mark.parametrize("length_ms", [0.5, 1.5, 3.1, 3.2, 5.9])
+@pytest.mark.parametrize("length_ms", [0.5, 1.5, 1.56, 3.1, 3.2, 5.9])
 def test_trigger_when_quick_ranks_look_at_steps_of_their_own_then_it_waits_until_each_has_looked(
     length_ms: float,
 ) -> None:

@@ -237,7 +237,7 @@ def test_steps_when_counted_from_an_earlier_one_again_then_they_are_looked_at_fr
     assert states.noted[0] == 3 and states.next_note_step <= 16
 
 
-@pytest.mark.parametrize(("step_ms", "period"), [(0.5, 256), (2.0, 128), (4.0, 64), (20.0, 1)])
+@pytest.mark.parametrize(("step_ms", "period"), [(0.5, 64), (2.0, 32), (4.0, 16), (20.0, 1)])
 def test_steps_when_they_end_then_noted_some_times_a_second_at_the_same_ones_on_ranks_that_differ(
     record: Writer, monkeypatch: pytest.MonkeyPatch, step_ms: float, period: int
 ) -> None:

@@ -46,7 +46,7 @@ TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 7
 
 def next_timed(step: int, length_ns: int) -> int:
     """The next step to be timed after `step`, where a step takes `length_ns`."""
-    least = min(MAX_PREFERENCE, ((TIMED_EVERY_NS - 1) // max(1, length_ns)).bit_length())
+    least = min(MAX_PREFERENCE, (max(0, TIMED_EVERY_NS - 1) // max(1, length_ns)).bit_length())
     return next_preferred(step, least)
 
 

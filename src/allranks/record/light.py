@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-STALE_NS = 600_000_000
-"""No longer is it since the last clock, however many steps there are until one is looked at: of quick ones that go on as they were, one is before."""
+STALE_NS = 400_000_000
+"""No longer is it since the last clock, however many steps there are until one is looked at."""
 FIRST, END = at.PYTHON, at.OPTIMIZER + 1
 """What a step is made of: the phases that have light marks."""
 FORGET_NS = 25_000_000

@@ -22,7 +22,7 @@ world: Any = None
 # A call into torch costs 5 us where its code is not in the processor's cache. So few of steps that are quicker than this have one.
 QUICK_STEP_NS = 6_000_000
 # The steps of a power of two, not over the most, at whose multiples quick ranks note how many collectives were issued: so far apart.
-_NOTED_EVERY_NS, _LEAST_STEPS, _MOST_STEPS = 200_000_000, 16, 256
+_NOTED_EVERY_NS, _LEAST_STEPS, _MOST_STEPS = 100_000_000, 16, 64
 NEVER = 1 << 62
 next_note_step = 0
 MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)
@@ -95,7 +95,7 @@ def note_step_end() -> None:
     noted = step, now
     _writer.may_be_light = is_quick and not wants_all
     period = _LEAST_STEPS if is_quick else 1
-    while is_quick and period < _MOST_STEPS and period * length < _NOTED_EVERY_NS:
+    while is_quick and period < _MOST_STEPS and 2 * period * length <= _NOTED_EVERY_NS:
         period *= 2
     next_note_step = (step // period + 1) * period
 

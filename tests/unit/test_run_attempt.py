@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.core.job import NodeInfo, RankExit
-from allranks.run.attempt import HUNG_S, Attempt
+from allranks.run.attempt import HUNG_S, REMAINS_S, SETTLE_S, Attempt
 from allranks.watch.rows import Row
 
 HANG = {"code": "AR226", "since_s": 1.2}
@@ -83,3 +83,34 @@ def test_left_when_ranks_have_ended_then_the_others() -> None:
     assert job.left() == "1"
     job.exits[1] = ended
     assert job.left() == ""
+
+
+def _failed(
+    node_rank: int, row: dict[str, object], *, is_lost: bool = False
+) -> tuple[Attempt, dict[int, NodeInfo]]:
+    """One of two ranks, on two nodes, has crashed at 100 s; node 0 judges."""
+    job = attempt()
+    job.failed_at = 100.0
+    job.exits[1] = RankExit(
+        rank=1, node_rank=node_rank, host="b", pid=7, code=-1, signal=11, when=0.0, last_lines=()
+    )
+    return job, {0: NodeInfo(0, "a", (0,), {"ranks": []}), 1: NodeInfo(1, "b", (1,), row, is_lost=is_lost)}
+
+
+def test_failure_when_on_another_node_then_what_it_left_is_waited_for() -> None:
+    came = {"restart": 0, "ranks": [], "ended": [{"rank": 1}]}
+    for row in ({"restart": 0, "ranks": []}, came | {"restart": 3}):  # not yet; of an attempt before
+        job, known = _failed(1, row)
+        moments = (100.1, 100.0 + SETTLE_S, 100.0 + REMAINS_S - 0.1, 100.1 + REMAINS_S)
+        assert [job.is_heard(0, known, t) for t in moments] == [False, False, False, True]
+    job, known = _failed(1, came)
+    assert [job.is_heard(0, known, t) for t in (100.1, 100.1 + SETTLE_S)] == [False, True]
+
+
+def test_failure_when_nothing_more_can_come_of_it_then_not_waited_for() -> None:
+    soon = 100.1 + SETTLE_S
+    for job, known in (_failed(0, {}), _failed(1, {}), _failed(1, {"ranks": []}, is_lost=True)):
+        assert not job.is_heard(0, known, 100.1) and job.is_heard(0, known, soon)
+    job, known = _failed(0, {})
+    job.exits[0] = replace(job.exits[1], rank=0, signal=None, code=0)
+    assert job.is_heard(0, known, 100.0)  # all have ended, and what they left is here

@@ -136,7 +136,7 @@ class Broken(NoWatch):
     def tick(self, nodes: Any) -> Any:
         raise KeyError("bug")
 
-    def on_exit(self, exits: Any) -> Any:
+    def on_exit(self, exits: Any, nodes: Any) -> Any:
         raise ValueError("another")
 
 
@@ -166,7 +166,7 @@ def test_watching_when_an_attempt_ends_badly_then_its_row_is_made_before_the_ver
         def row(self) -> dict[str, Any]:
             return {"step": self.step}
 
-        def on_exit(self, exits: Any) -> Any:
+        def on_exit(self, exits: Any, nodes: Any) -> Any:
             return "verdict"
 
     watching = Watching(Quiet(), lambda: None, lambda text, trace: None)
@@ -181,7 +181,7 @@ def test_watching_when_no_row_can_be_made_then_the_verdict_comes_all_the_same() 
         def row(self) -> dict[str, Any]:
             raise KeyError("bug")
 
-        def on_exit(self, exits: Any) -> Any:
+        def on_exit(self, exits: Any, nodes: Any) -> Any:
             return "verdict"
 
     watching = Watching(Rowless(), lambda: None, lambda text, trace: None)
@@ -195,7 +195,7 @@ def test_watching_when_the_watcher_hangs_then_closing_takes_half_a_second() -> N
     release = threading.Event()
 
     class Slow(NoWatch):
-        def on_exit(self, exits: Any) -> Any:
+        def on_exit(self, exits: Any, nodes: Any) -> Any:
             release.wait(20)
 
     watching = Watching(Slow(), lambda: None, lambda text, trace: None)

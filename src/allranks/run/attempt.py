@@ -11,6 +11,10 @@ from allranks.run.members import Members, Node
 from allranks.run.story import Story
 from allranks.run.watching import Answer, Watching
 
+SETTLE_S = 0.3
+"""How long to listen for other failures after the first: the culprit's exit may arrive after a victim's."""
+REMAINS_S = 1.2
+"""How long what failed ranks of other nodes left behind is waited for: it comes with a node's next beat, later where the node is busy."""
 LAST_LOOK_S = 1.2
 """How long a job that ended well waits for the watcher's last word."""
 HUNG_S = 30.0
@@ -52,9 +56,21 @@ class Attempt:
     def is_broken(self) -> bool:
         return bool(self.failed or self.lost)
 
-    def is_all_here(self, own_node_rank: int) -> bool:
-        """Whether nothing more can be heard of the failure: all ranks have ended, and what those that failed left is on this node."""
-        return len(self.exits) == self.world_size and all(e.node_rank == own_node_rank for e in self.failed)
+    def is_heard(self, own_node_rank: int, nodes: Mapping[int, NodeInfo], now: float) -> bool:
+        """Whether a failure can be judged: others were listened for, or all have ended, and what those that failed left behind is here."""
+        elsewhere = {e.node_rank for e in self.failed} - {own_node_rank}
+        since = now - self.failed_at
+        if not elsewhere and len(self.exits) == self.world_size:
+            return True
+        return since >= REMAINS_S or (
+            since >= SETTLE_S and all(self._has_sent(nodes.get(n)) for n in elsewhere)
+        )
+
+    def _has_sent(self, node: NodeInfo | None) -> bool:
+        """What its failed ranks left behind; not waited for where nobody watches, or nothing more will come."""
+        if node is None or node.is_lost or not node.row:
+            return True
+        return bool(node.row.get("ended")) and node.row.get("restart") == self.restart
 
     def is_heard_out(self, watching: Watching, now: float) -> bool:
         """All ranks have ended: whether the watcher has had its last look at what they left, and what it said was collected."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from allranks.core.errors import StartError
 from allranks.core.job import RankExit
 from allranks.run import endings, restarts, roster, story
-from allranks.run.attempt import HUNG_S, Attempt, farthest_step
+from allranks.run.attempt import HUNG_S, REMAINS_S, Attempt, farthest_step
 from allranks.run.endings import EXIT_MACHINE
 from allranks.run.members import Members, Node
 from allranks.run.options import Options
@@ -28,8 +28,6 @@ from allranks.run.watch_seam import Verdict
 from allranks.run.watching import Watching
 from allranks.run.wire import Link, Message
 
-SETTLE_S = 0.3
-"""How long to listen for other failures after the first: the culprit's exit may arrive after a victim's."""
 ON_EXIT_S = 0.7
 SAY_EVERY_S = 10.0
 SAY_FIRST_S = 1.5
@@ -280,10 +278,10 @@ class Hub:
         attempt = self._current()
         since = now - attempt.failed_at
         own = self.members.own.seat.node_rank if self.members.own.seat else 0
-        if attempt.answer is None and (since >= SETTLE_S or attempt.is_all_here(own)):
+        if attempt.answer is None and attempt.is_heard(own, self.watching.nodes, now):
             exits = sorted(attempt.exits.values(), key=lambda e: e.when)
             attempt.answer = self.watching.on_exit(exits)
-        if attempt.answer is None or not (attempt.answer.is_there or since >= SETTLE_S + ON_EXIT_S):
+        if attempt.answer is None or not (attempt.answer.is_there or since >= REMAINS_S + ON_EXIT_S):
             return
         told = self._story(attempt)
         verdict = attempt.answer.value

@@ -84,10 +84,11 @@ class Watch(Protocol):
         """A rank has ended (cleanly too); on the hub also ranks of other nodes."""
         ...
 
-    def on_exit(self, exits: Sequence[RankExit]) -> Verdict | None:
-        """Hub only, once per attempt that ends badly: all exits known 0.3 s after the first failure, survivors still alive (so
-        their evidence can be taken). The text given back is printed in place of the agent's own story; None = the story.
-        Deadline 0.7 s. Not called for what the user asked for (Ctrl-C, a forwarded signal)."""
+    def on_exit(self, exits: Sequence[RankExit], nodes: Mapping[int, NodeInfo]) -> Verdict | None:
+        """Hub only, once per attempt that ends badly: all exits known 0.3 s after the first failure (up to 1.2 s where what it
+        left is on another node), `nodes` as in tick(), survivors still alive (so their evidence can be taken). The text given back is
+        printed in place of the agent's own story; None = the story. Deadline 0.7 s. Not called for what the user asked for (Ctrl-C,
+        a forwarded signal)."""
         ...
 
     def last_look(self) -> Sequence[Verdict] | None:
@@ -130,7 +131,7 @@ class NoWatch:
     def ended(self, exit: RankExit) -> None:
         pass
 
-    def on_exit(self, exits: Sequence[RankExit]) -> Verdict | None:
+    def on_exit(self, exits: Sequence[RankExit], nodes: Mapping[int, NodeInfo]) -> Verdict | None:
         return None
 
     def last_look(self) -> Sequence[Verdict] | None:

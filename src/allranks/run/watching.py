@@ -91,7 +91,7 @@ class Watching:
 
         def judge() -> Any:
             self._guarded(self._make_row)  # that of before may be half a second old
-            return self._watch.on_exit(exits)
+            return self._watch.on_exit(exits, self.nodes)
 
         return self._ask(judge)
 

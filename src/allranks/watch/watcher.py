@@ -114,11 +114,12 @@ class Watcher:
             if exit.failed and not exit.by_us and not self._job.is_hub:
                 self._remains.add(exit, self._job.record_dir)
 
-    def on_exit(self, exits: Sequence[RankExit]) -> Said | None:
+    def on_exit(self, exits: Sequence[RankExit], nodes: Mapping[int, NodeInfo]) -> Said | None:
         """The verdict on an attempt that ended badly."""
         job = self._job
         if job is None or not exits:
             return None
+        self._nodes = nodes or self._nodes
         for ended in exits:
             self._exits[ended.rank] = ended
         self._is_over = True

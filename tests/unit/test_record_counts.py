@@ -8,7 +8,6 @@ import inspect
 import mmap
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +21,7 @@ import pytest
 
 from allranks import record
 from allranks.record import counts
+from support.needs import need, need_commands
 
 compiled = pytest.mark.skipif(not counts.IS_COMPILED, reason="the extension is not compiled here")
 has_fronts = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="only CPython 3.11 needs them")
@@ -81,12 +81,11 @@ class Model:
     require_backward_grad_sync = True
 
 
+@pytest.mark.skipif(bool(os.environ.get("ALLRANKS_NO_EXTENSION")), reason="it is not wanted")
 def test_extension_when_there_is_a_compiler_then_it_was_built() -> None:
-    headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    if shutil.which("gcc") is None or not headers.exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        pytest.skip("nothing can be compiled here")
-    if os.environ.get("ALLRANKS_NO_EXTENSION"):
-        pytest.skip("not wanted")
+    need("a Python without a GIL counts in Python", not sysconfig.get_config_var("Py_GIL_DISABLED"))
+    need("needs the headers of Python", Path(sysconfig.get_paths()["include"], "Python.h").exists())
+    need_commands("gcc")
     assert counts.IS_COMPILED, "pip install -e . compiles it"
 
 

@@ -16,16 +16,19 @@ from allranks.record import draws, notes, passes, probe_loaders, taken
 from allranks.record.writer import Writer
 
 
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins to take a loader's indices is in place."""
+    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
+    taken.mark_indices(_BaseDataLoaderIter)
+
+
 def samples(count: int = 64) -> TensorDataset:
     return TensorDataset(torch.arange(count * 4.0).reshape(count, 4), torch.arange(count) % 4)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batch_when_handed_out_then_its_indices_are_known(
-    monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    taken.mark_indices(_BaseDataLoaderIter)
+def test_batch_when_handed_out_then_its_indices_are_known(marked: None, workers: int) -> None:
     loader = DataLoader(samples(), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
     for _ in range(2):
         iterator = iter(loader)
@@ -38,10 +41,8 @@ def test_batch_when_handed_out_then_its_indices_are_known(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batch_when_no_more_indices_are_wanted_then_those_of_the_newest_are_known_and_few_are_kept(
-    monkeypatch: pytest.MonkeyPatch, workers: int
+    marked: None, workers: int
 ) -> None:
-    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    taken.mark_indices(_BaseDataLoaderIter)
     loader = DataLoader(samples(80), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
     for is_asked in (lambda number: True, lambda number: number in (3, 7, 8, 19)):
         iterator = iter(loader)
@@ -67,10 +68,8 @@ def test_indices_when_the_pass_is_over_then_the_next_one_is_not_touched_and_the_
 
 
 def test_indices_when_another_thread_begins_or_goes_on_then_they_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    marked: None,
 ) -> None:
-    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    taken.mark_indices(_BaseDataLoaderIter)
     begun = iter(DataLoader(samples(), batch_size=4, num_workers=0))
     begun.__dict__["_allranks_pass"] = one = probe_loaders.Pass(DataLoader(samples(), batch_size=4), 0)
     one.indices = taken.indices_of(begun)
@@ -143,6 +142,7 @@ def test_batch_when_more_were_handed_out_than_are_kept_then_the_newest_is_known(
 @pytest.mark.filterwarnings("ignore:'set_vital'")
 def test_batch_when_the_loader_keeps_its_samplers_state_then_indices_are_known_and_it_is_left_in_place(
     monkeypatch: pytest.MonkeyPatch,
+    marked: None,
 ) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader.stateful_dataloader")
     kind = stateful._StatefulBaseDataLoaderIter
@@ -156,8 +156,6 @@ def test_batch_when_the_loader_keeps_its_samplers_state_then_indices_are_known_a
     next(iterator)
     assert indices.newest(2) == [4, 5, 6, 7]
     assert loader.state_dict()["_num_yielded"] == 2
-    monkeypatch.setattr(_BaseDataLoaderIter, "_reset", _BaseDataLoaderIter._reset)
-    taken.mark_indices(_BaseDataLoaderIter)
     iterator._reset(loader)  # the next pass of one with persistent workers
     again = taken.indices_of(iterator)
     next(iterator)

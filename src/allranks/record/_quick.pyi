@@ -3,24 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-VERSION: int
+from allranks.record.counts import PlainCounts as Counts
 
-class Counts:
-    is_on: bool
-    is_hook_counted: bool
-    step: int
-    micro_steps: int
-    syncs: int
-    drawn: int
-    until: int
-    until_syncs: int
-    model: int
-    iterator: int
-    optimizer: int
-    data_key: int
-    optimizers: dict[int, bool]
-    step_words: memoryview
-    drawn_word: memoryview
+VERSION: int
 
 def quicken(
     function: Callable[..., Any],

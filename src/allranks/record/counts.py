@@ -63,9 +63,8 @@ def _extension():
         from allranks.record import _quick
     except ImportError:  # nothing was compiled, or for another Python
         return None
-    return (
-        _quick if getattr(_quick, "VERSION", 0) == VERSION else None
-    )  # else it is of a source before this one
+    is_of_this_source = getattr(_quick, "VERSION", 0) == VERSION
+    return _quick if is_of_this_source else None
 
 
 _quick = _extension()

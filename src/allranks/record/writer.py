@@ -333,9 +333,8 @@ class Writer(Ring):
         before = w[at.STEP_ENDS + (step - 1) % at.NUM_STEP_ENDS] if step > 1 else 0
         since = before or w[at.W_START_NS]
         base = at.TIMED + self._timed % at.NUM_TIMED * at.TIMED_WORDS
-        for word, ns in enumerate(
-            times, base
-        ):  # the number of the step, which is first and last, is 0 meanwhile
+        # The number of the step, which is first and last, is 0 meanwhile.
+        for word, ns in enumerate(times, base):
             w[word] = ns if ns >= since else 0
         w[base + at.M_START] = before or min((ns for ns in times if ns >= since), default=now)
         w[base + at.M_END] = now

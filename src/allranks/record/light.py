@@ -4,8 +4,8 @@ Between torch's own calls a mark with two clocks and its looks costs some 8 us, 
 where steps take a millisecond or two. So of quick steps only one in 100 to 200 ms has whole marks (`Writer.is_looked`); those of the
 others are light (`Light`): they count steps, forwards and batches, in the page, too, and that is all; compiled (counts.py) they do so
 without any Python. What such a process does is on its stack, where the marks or what they mark stand (`stands_for`): whatever lasts (a
-checkpoint, a collective of the script's own, an evaluation) ends the light marks of its step and is counted exactly, and so does the tick thread where a step does
-not come to its end between two of its ticks.
+checkpoint, a collective of the script's own, an evaluation) ends the light marks of its step and is counted exactly, and so does the
+tick thread where a step does not come to its end between two of its ticks.
 
 The time of light marks is known as a sum (`layout.UNMARKED`), and shared out here among the phases of a step as in the steps that are
 looked at. Which ones these are has no period (`layout.preference`), since much in a loop has one.

@@ -4,8 +4,9 @@
 
 In turn, for so many steps each, the clocks stand around the mark and around a call that only passes on: what that shows is what clocks
 and their own calls cost there (some 8 us a step), and the difference is the mark's. Printed for each mark, in microseconds: what a step
-with light marks pays, what a step that is looked at pays, and what that is a step, by how many of them there are. Means, without the
-slowest hundredth of either kind, in which the process was interrupted. And the processor time of the record's own thread, a step.
+with light marks pays, what one pays at whose end more is due (a note, a fingerprint of the parameters, a look that begins), what one that
+is looked at pays, and what that is a step, by how many there are of each. Means, without the slowest hundredth of each kind, in which
+the process was interrupted. And the processor time of the record's own thread, a step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BLOCK = 250
 """Steps with the marks, then without."""
 LEFT_OUT = 1000
 """Steps at the beginning, in which marks that look for something only then are still there."""
-CONTROL, LIGHT, LOOKED = "control", "light", "looked at"
+CONTROL, LIGHT, DUE, LOOKED = "control", "light", "due", "looked at"
 
 spent: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
 """By mark and kind of step: ns in each."""
@@ -134,6 +135,7 @@ def main(steps: int, folder: str) -> None:
             around_hooks("step ends", optimizers._global_optimizer_post_hooks)
             ticked = time.clock_gettime(clock)
         kind = (LIGHT if light.is_on else LOOKED) if _is_marked else CONTROL
+        was_due = light.until, light.until_syncs
         began = perf_counter_ns()
         x, y = next(batches)
         optimizer.zero_grad()
@@ -142,19 +144,22 @@ def main(steps: int, folder: str) -> None:
         whole.append(perf_counter_ns() - began)
         if number % BLOCK > BLOCK // 5:  # not while what was switched settles
             for name, ns in _now.items():
-                spent[name][kind].append(ns)
+                is_due = kind == LIGHT and name == "step ends" and was_due != (light.until, light.until_syncs)
+                spent[name][DUE if is_due else kind].append(ns)
         _now.clear()
         _is_marked = number // BLOCK % 2 == 0
     print(f"a step: median {statistics.median(whole) / 1e3:.0f} us (with these clocks)")
     ticked = (time.clock_gettime(clock) - ticked) / steps * 1e6
-    found = next(iter(spent.values()))
-    share = len(found[LOOKED]) / (len(found[LIGHT]) + len(found[LOOKED]))
-    print(f"looked at: {len(found[LOOKED])} steps, {share:.2%}")
-    total = dict.fromkeys((LIGHT, LOOKED, "a step"), 0.0)
+    found = spent["step ends"]
+    num = {kind: len(found[kind]) for kind in (LIGHT, DUE, LOOKED)}
+    print(", ".join(f"{kind}: {count} steps" for kind, count in num.items()))
+    total = dict.fromkeys((*num, "a step"), 0.0)
     for name, by_kind in spent.items():
         control = _trimmed_mean(by_kind[CONTROL])
-        row = {kind: (_trimmed_mean(by_kind[kind]) - control) / 1e3 for kind in (LIGHT, LOOKED)}
-        row["a step"] = (1 - share) * row[LIGHT] + share * row[LOOKED]
+        row = {kind: (_trimmed_mean(by_kind[kind]) - control) / 1e3 if by_kind[kind] else 0.0 for kind in num}
+        if name != "step ends":
+            row[DUE] = row[LIGHT]  # only at the end
+        row["a step"] = sum(row[kind] * count for kind, count in num.items()) / sum(num.values())
         total = {kind: total[kind] + us for kind, us in row.items()}
         print(f"{name:12} " + "   ".join(f"{kind} {us:7.2f}" for kind, us in row.items()))
     print(f"{'all':12} " + "   ".join(f"{kind} {us:7.2f}" for kind, us in total.items()))
@@ -164,7 +169,7 @@ def main(steps: int, folder: str) -> None:
 
 def _trimmed_mean(values: list[int]) -> float:
     kept = sorted(values)
-    return statistics.fmean(kept[: len(kept) - max(1, len(kept) // 100)])
+    return statistics.fmean(kept[: len(kept) - len(kept) // 100])
 
 
 if __name__ == "__main__":

@@ -67,8 +67,9 @@ def rank_main(job: str, pairs: int, store: str) -> None:
 
     def skip(off_ns: int) -> None:
         """While the marks were off no time has passed for the record: else its steps would not look quick."""
-        step, noted_ns = states._noted
-        states._noted = step, noted_ns + off_ns
+        step, noted_ns = states.noted
+        states.noted = step, noted_ns + off_ns
+        process.WRITER.light.asked_ns += off_ns
         process.WRITER._timed_ns += off_ns
 
     left_ns = time.monotonic_ns()

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import sysconfig
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -35,19 +36,10 @@ def original(*args: Any, **kwargs: Any) -> Any:
 
 def _light() -> Any:
     light: Any = counts.Counts()
-    for name in (
-        "step",
-        "micro_steps",
-        "syncs",
-        "drawn",
-        "until",
-        "until_syncs",
-        "model",
-        "iterator",
-        "optimizer",
-        "data_key",
-    ):
+    counted, asked = "step micro_steps syncs drawn", "asked_step asked_ns ask_every"
+    for name in f"{counted} until until_syncs model iterator optimizer data_key {asked}".split():
         setattr(light, name, 0)
+    light.ask_at = 1 << 40
     light.is_on, light.is_hook_counted, light.optimizers = True, True, {}
     light.step_words = memoryview(bytearray(16)).cast("q")
     light.drawn_word = memoryview(bytearray(8)).cast("q")
@@ -292,6 +284,38 @@ def test_hooks_when_light_then_the_step_is_counted_in_the_page(how: str) -> None
     light.is_hook_counted = False  # the library counts
     leave(optimizer)
     assert called == [] and (light.step, light.step_words[0]) == (1, 1)
+
+
+@compiled
+@pytest.mark.parametrize(("step_ms", "is_quick"), [(1.0, True), (3.0, True), (60.0, False)])
+def test_hooks_when_it_is_asked_whether_steps_are_quick_then_python_is_told_if_they_are_not(
+    step_ms: float, is_quick: bool
+) -> None:
+    light, optimizer = _light(), Optimizer()
+    light.until = light.until_syncs = 1000
+    light.optimizer = id(optimizer)
+    light.step, light.asked_step, light.ask_at, light.ask_every = 163, 100, 164, 64
+    light.asked_ns = before = time.monotonic_ns() - int(64 * step_ms * 1e6)
+    called, _, leave = _hooks(light)
+    leave(optimizer)
+    if is_quick:
+        assert called == [] and (light.step, light.asked_step, light.ask_at, light.until) == (
+            164,
+            164,
+            228,
+            1000,
+        )
+        assert before + 64 * int(step_ms * 1e6) <= light.asked_ns <= time.monotonic_ns()
+    else:
+        assert called == ["leave"] and (light.step, light.asked_step, light.ask_at, light.until) == (
+            163,
+            100,
+            0,
+            164,
+        )
+    light.step, light.ask_at, light.is_hook_counted = 300, 200, False  # the library counts
+    leave(optimizer)
+    assert light.ask_at == 200
 
 
 @compiled

@@ -237,16 +237,36 @@ def test_steps_when_counted_from_an_earlier_one_again_then_they_are_looked_at_fr
     assert states.noted[0] == 3 and states.next_note_step <= 16
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(("step_ms", "period"), [(0.5, 64), (2.0, 32), (4.0, 16), (20.0, 1)])
 def test_steps_when_they_end_then_noted_some_times_a_second_at_the_same_ones_on_ranks_that_differ(
-    record: Writer, monkeypatch: pytest.MonkeyPatch, step_ms: float, period: int
+    record: Writer, monkeypatch: pytest.MonkeyPatch, step_ms: float, period: int, is_compiled: bool
 ) -> None:
     monkeypatch.setattr(states, "_writer", record)
+    monkeypatch.setattr(states, "IS_COMPILED", is_compiled)
     monkeypatch.setattr(states, "noted", (228, 10**12))
     monkeypatch.setattr(states, "monotonic_ns", lambda: 10**12 + int(28 * step_ms * 1e6))
-    record.light.step = 256
+    light = record.light
+    light.step = 256
     states.note_step_end()
-    assert states.next_note_step == 256 + period
+    assert (light.asked_step, light.ask_every, light.ask_at) == (256, period, 256 + period)
+    is_asked_between = is_compiled and period > 1
+    assert states.next_note_step == 256 + (4 * period if is_asked_between else period)
+    light.is_hook_counted = False  # the library counts steps, and nothing asks in between
+    states.note_step_end()
+    assert states.next_note_step == light.ask_at
+
+
+def test_steps_when_they_were_quick_and_are_not_any_more_then_the_quick_ones_before_do_not_count(
+    record: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "_writer", record)
+    monkeypatch.setattr(states, "noted", (1000, 10**12))
+    asked_ns = 10**12 + 200 * 10**6  # 200 steps of 1 ms, then 40 of 10
+    monkeypatch.setattr(states, "monotonic_ns", lambda: asked_ns + 400 * 10**6)
+    record.light.asked_step, record.light.asked_ns, record.light.step = 1200, asked_ns, 1240
+    states.note_step_end()
+    assert not states.is_quick and not record.may_be_light and states.next_note_step == 1241
 
 
 def test_optimizer_that_is_gone_when_another_has_its_id_then_that_is_not_taken_for_it(

@@ -21,7 +21,7 @@ NAME = "allranks-record"
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Callable[..., None], Any]]]:
     """What is to be called when the process ends; called at the end of the test."""
     found: list[tuple[Callable[..., None], Any]] = []
-    monkeypatch.setattr(ticking, "_stop", None)
+    monkeypatch.setattr(ticking, "_pace", None)
     monkeypatch.setattr(ticking.atexit, "register", lambda *call: found.append(cast(Any, call)))
     yield found
     for stop, thread in found:
@@ -76,11 +76,11 @@ def test_answer_when_the_process_ends_in_the_middle_of_it_then_it_is_waited_for(
 
 def test_thread_when_the_process_was_forked_then_the_child_may_start_one_and_end_both(at_exit: Any) -> None:
     ticking.start()
-    held = ticking._stop
+    before = ticking._pace
     ticking._forget()  # as in the child
     ticking.start()
-    assert ticking._stop is not held and len(at_exit) == 2
-    held.release()
+    assert before is not None and ticking._pace is not before and len(at_exit) == 2
+    before.stop()
 
 
 def test_group_when_another_is_joined_then_the_numbers_of_the_one_before_are_gone(

@@ -7,15 +7,17 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any, cast
 
 import pytest
 
 from allranks.record import layout as at
-from allranks.record import lines, process, states, ticking
+from allranks.record import lines, pace, process, states, ticking
+from allranks.record.light import STALE_NS
 from allranks.record.page import PageReader, Phase, Record
 from allranks.record.writer import Writer
 
-LIGHT = ticking.LIGHT_EVERY
+LIGHT = pace.LIGHT_EVERY
 
 
 class Group:
@@ -34,7 +36,8 @@ class Ticks:
     def __init__(self, happens: list[Callable[[], object]]) -> None:
         self.happens = happens
 
-    def acquire(self, timeout: float) -> bool:
+    def acquire(self, *, timeout: float) -> bool:
+        assert timeout == 0.1
         if self.happens:
             self.happens.pop(0)()
             return False
@@ -68,7 +71,9 @@ def tick(record: Writer, happens: list[Callable[[], object]]) -> list[Record]:
         def then(happen: Callable[[], object]) -> Callable[[], object]:
             return lambda: (found.append(page.read()), happen())
 
-        ticking._tick(Ticks([happens[0], *(then(h) for h in happens[1:])]))
+        paced = pace.PlainPace(pace.EVERY_US, LIGHT, STALE_NS, pace.WORDS)
+        cast(Any, paced)._lock = Ticks([happens[0], *(then(h) for h in happens[1:])])
+        ticking._tick(paced)
         found.append(page.read())
     return found
 

@@ -1,4 +1,4 @@
-/* How do the marks of quick steps count without running any Python?
+/* How do the marks of quick steps count without running any Python, and the record's thread tick?
 
    Between torch's own calls nothing of ours is in the processor's cache, and there a Python call costs 1.5 to 3 us. So what a light mark
    does (light.py) is here once more: it counts, in fields of one object, and passes on. All else stays in Python: where something is due, or
@@ -8,12 +8,16 @@
    replaced, as PyFunction_SetVectorcall is for. Forward and next batch are called from C; backward is not, see `Front`. Hooks of optimizers are
    builtin functions.
 
-   Everything runs under the GIL, and nothing here gives it up in the middle of counting. */
+   Everything runs under the GIL, and nothing here gives it up in the middle of counting; but for the ticks (`Pace`), which look at the counts. */
 
 #include <Python.h>
+#include <pythread.h>
 #include <structmember.h>
+#include <time.h>
 
-#define VERSION 2 /* as in counts.py; goes up with what is called from there, since an editable install may have an older one */
+#define VERSION 3 /* as in counts.py; goes up with what is called from there, since an editable install may have an older one */
+
+#define QUICK_STEP_NS 6000000LL /* as in counts.py */
 
 #ifdef Py_GIL_DISABLED
 #error "counts are kept under the GIL; without it the marks are those in Python"
@@ -35,7 +39,8 @@ typedef struct {
     volatile long long *drawn_at; /* in the page; NULL if there is no room for it */
     long long model, micro_steps, syncs;
     volatile long long *step_at; /* and behind it the forwards since then */
-    long long optimizer, until_syncs, until, step, data_key;
+    long long optimizer, until_syncs, until, step, ask_at;
+    long long asked_step, asked_ns, ask_every, data_key;
     PyObject *optimizers;
     Words step_words, drawn_words;
 } Counts;
@@ -49,6 +54,10 @@ static PyMemberDef counts_members[] = {
     {"drawn", T_LONGLONG, offsetof(Counts, drawn), 0, NULL},
     {"until", T_LONGLONG, offsetof(Counts, until), 0, NULL},
     {"until_syncs", T_LONGLONG, offsetof(Counts, until_syncs), 0, NULL},
+    {"ask_at", T_LONGLONG, offsetof(Counts, ask_at), 0, NULL},
+    {"asked_step", T_LONGLONG, offsetof(Counts, asked_step), 0, NULL},
+    {"asked_ns", T_LONGLONG, offsetof(Counts, asked_ns), 0, NULL},
+    {"ask_every", T_LONGLONG, offsetof(Counts, ask_every), 0, NULL},
     {"model", T_LONGLONG, offsetof(Counts, model), 0, NULL},
     {"iterator", T_LONGLONG, offsetof(Counts, iterator), 0, NULL},
     {"optimizer", T_LONGLONG, offsetof(Counts, optimizer), 0, NULL},
@@ -131,6 +140,16 @@ static PyTypeObject CountsType = {
     .tp_members = counts_members,
     .tp_getset = counts_properties,
 };
+
+static long long monotonic_ns(void) { /* as time.monotonic_ns */
+    struct timespec now;
+#ifdef __APPLE__
+    clock_gettime(CLOCK_UPTIME_RAW, &now);
+#else
+    clock_gettime(CLOCK_MONOTONIC, &now);
+#endif
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
 
 static inline long long id_of(PyObject *object) { return (long long)(uintptr_t)object; }
 
@@ -427,6 +446,16 @@ static PyObject *hook_enter(PyObject *self, PyObject *const *args, Py_ssize_t nu
     return known < 0 ? NULL : Py_NewRef(Py_None);
 }
 
+/* Whether `step` and those before it, since this was asked last, were quick. */
+static int was_quick(Counts *light, long long step) {
+    long long now = monotonic_ns();
+    if (now - light->asked_ns >= (step - light->asked_step) * QUICK_STEP_NS) {
+        return 0;
+    }
+    light->asked_ns = now, light->asked_step = step, light->ask_at = step + light->ask_every;
+    return 1;
+}
+
 static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t num) {
     Counts *light = (Counts *)PyTuple_GET_ITEM(self, LIGHT);
     int known = num < 1 ? 0 : is_known(light, args[0]);
@@ -434,6 +463,11 @@ static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t nu
         return NULL;
     }
     int is_due = light->syncs >= light->until_syncs || (light->is_hook_counted && light->step + 1 >= light->until);
+    if (known && !is_due && light->is_hook_counted && light->step + 1 >= light->ask_at && !was_quick(light, light->step + 1)) {
+        light->ask_at = 0;
+        light->until = light->step + 1;
+        is_due = 1;
+    }
     if (known == 0 || is_due || light->step_at == NULL) {
         return PyObject_Vectorcall(PyTuple_GET_ITEM(self, LEAVE), args, num, NULL);
     }
@@ -464,6 +498,127 @@ static PyObject *hooks(PyObject *module, PyObject *args) {
     return found;
 }
 
+/* ---- the pace of the record's thread -------------------------------------------------------------------------------------------- */
+
+/* As pace.py has it in Python. To take the GIL for each tick would cost ten times what the tick does. */
+
+enum { TICKS, TICK_NS, ASK, ANSWERED, SINCE_NS, SAMPLE_UNTIL_NS, NUM_TICK_WORDS };
+
+typedef struct {
+    PyObject_HEAD
+    PyThread_type_lock lock; /* held until the thread is to end */
+    int is_over;
+    long long every_us, light_every, stale_ns;
+    int word[NUM_TICK_WORDS]; /* where in the page */
+    long long ticks, step, ns, ended;
+} Pace;
+
+static PyMemberDef pace_members[] = {
+    {"ticks", T_LONGLONG, offsetof(Pace, ticks), READONLY, NULL},
+    {"step", T_LONGLONG, offsetof(Pace, step), 0, NULL},
+    {"ns", T_LONGLONG, offsetof(Pace, ns), 0, NULL},
+    {"ended", T_LONGLONG, offsetof(Pace, ended), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *pace_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    static char *keywords[] = {"every_us", "light_every", "stale_ns", "words", NULL};
+    Pace given = {.step = -1, .ended = 1LL << 62};
+    int *word = given.word;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "LLL(iiiiii)", keywords, &given.every_us, &given.light_every, &given.stale_ns, &word[TICKS],
+                                     &word[TICK_NS], &word[ASK], &word[ANSWERED], &word[SINCE_NS], &word[SAMPLE_UNTIL_NS])) {
+        return NULL;
+    }
+    given.lock = PyThread_allocate_lock();
+    if (given.lock == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyThread_acquire_lock(given.lock, NOWAIT_LOCK);
+    Pace *pace = (Pace *)type->tp_alloc(type, 0);
+    if (pace == NULL) {
+        PyThread_free_lock(given.lock);
+        return NULL;
+    }
+    given.ob_base = pace->ob_base;
+    *pace = given;
+    return (PyObject *)pace;
+}
+
+static void pace_dealloc(PyObject *self) {
+    PyThread_free_lock(((Pace *)self)->lock);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* One tick; whether nothing is to be done but to say that it came. Without the GIL. */
+static int is_light_tick(Pace *pace, volatile Counts *light, volatile long long *words) {
+    long long step = light->step, now = monotonic_ns(), ended = step - pace->step, oldest = now - pace->stale_ns;
+    pace->ticks++;
+    if (!light->is_on || 2 * ended <= pace->ended || (words[pace->word[SINCE_NS]] <= oldest && light->asked_ns <= oldest) ||
+        pace->ticks % pace->light_every == 0 || words[pace->word[SAMPLE_UNTIL_NS]] != 0 ||
+        words[pace->word[ASK]] > words[pace->word[ANSWERED]]) {
+        return 0;
+    }
+    pace->step = step, pace->ns = now, pace->ended = ended;
+    words[pace->word[TICK_NS]] = now, words[pace->word[TICKS]] = pace->ticks;
+    return 1;
+}
+
+static PyObject *pace_wait(PyObject *self, PyObject *args) {
+    Pace *pace = (Pace *)self;
+    Counts *light;
+    PyObject *view;
+    Py_buffer memory;
+    if (!PyArg_ParseTuple(args, "O!O!", &CountsType, &light, &PyMemoryView_Type, &view) ||
+        PyObject_GetBuffer(view, &memory, PyBUF_WRITABLE) < 0) {
+        return NULL;
+    }
+    volatile long long *words = memory.buf;
+    for (int i = 0; i < NUM_TICK_WORDS; i++) {
+        if (pace->word[i] < 0 || (pace->word[i] + 1) * (Py_ssize_t)sizeof(long long) > memory.len) {
+            PyBuffer_Release(&memory);
+            PyErr_SetString(PyExc_ValueError, "the page has no such words");
+            return NULL;
+        }
+    }
+    /* The memory is there for as long as the object lives that has it. It is not held as a buffer meanwhile: a child that is forked now, which has no
+       thread that would give it back, could never close its parent's page. */
+    PyObject *page = Py_XNewRef(PyMemoryView_GET_BASE(view));
+    PyBuffer_Release(&memory);
+    Py_INCREF(light);
+    Py_BEGIN_ALLOW_THREADS;
+    do {
+        pace->is_over = pace->is_over || PyThread_acquire_lock_timed(pace->lock, pace->every_us, 0) == PY_LOCK_ACQUIRED;
+    } while (!pace->is_over && is_light_tick(pace, light, words));
+    Py_END_ALLOW_THREADS;
+    Py_DECREF(light);
+    Py_XDECREF(page);
+    return PyBool_FromLong(!pace->is_over);
+}
+
+static PyObject *pace_stop(PyObject *self, PyObject *unused) {
+    PyThread_type_lock lock = ((Pace *)self)->lock;
+    PyThread_acquire_lock(lock, NOWAIT_LOCK); /* so that it may be called again */
+    PyThread_release_lock(lock);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef pace_methods[] = {
+    {"wait", pace_wait, METH_VARARGS, NULL},
+    {"stop", pace_stop, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject PaceType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "allranks.record._quick.Pace",
+    .tp_basicsize = sizeof(Pace),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = pace_new,
+    .tp_dealloc = pace_dealloc,
+    .tp_methods = pace_methods,
+    .tp_members = pace_members,
+};
+
 /* ---- the module ------------------------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
@@ -475,7 +630,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_quick", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__quick(void) {
-    if (PyType_Ready(&CountsType) < 0 || PyType_Ready(&FrontType) < 0) {
+    if (PyType_Ready(&CountsType) < 0 || PyType_Ready(&FrontType) < 0 || PyType_Ready(&PaceType) < 0) {
         return NULL;
     }
     if (averages == NULL && (averages = PyUnicode_InternFromString("require_backward_grad_sync")) == NULL) {
@@ -483,6 +638,7 @@ PyMODINIT_FUNC PyInit__quick(void) {
     }
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && (PyModule_AddObjectRef(module, "Counts", (PyObject *)&CountsType) < 0 ||
+                           PyModule_AddObjectRef(module, "Pace", (PyObject *)&PaceType) < 0 ||
                            PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)) {
         Py_CLEAR(module);
     }

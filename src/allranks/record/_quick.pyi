@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from allranks.record.counts import PlainCounts as Counts
+from allranks.record.pace import PlainPace as Pace  # noqa: F401
 
 VERSION: int
 

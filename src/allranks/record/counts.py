@@ -19,6 +19,10 @@ class PlainCounts:
     """The counts in Python; `_quick.Counts` has the same attributes."""
 
     __slots__ = (
+        "ask_at",
+        "ask_every",
+        "asked_ns",
+        "asked_step",
         "data_key",
         "drawn",
         "drawn_word",
@@ -44,6 +48,10 @@ class PlainCounts:
     drawn: int
     until: int
     until_syncs: int
+    ask_at: int
+    ask_every: int
+    asked_step: int
+    asked_ns: int
     model: int
     iterator: int
     optimizer: int
@@ -53,7 +61,9 @@ class PlainCounts:
     drawn_word: memoryview
 
 
-VERSION = 2  # of what _quick.c offers
+VERSION = 3  # of what _quick.c offers
+QUICK_STEP_NS = 6_000_000
+"""Steps below this are quick: a call into torch costs 5 us where its code is not in the processor's cache, so few of them have one."""
 
 
 def _extension():
@@ -67,9 +77,9 @@ def _extension():
     return _quick if is_of_this_source else None
 
 
-_quick = _extension()
-IS_COMPILED = _quick is not None
-Counts = PlainCounts if TYPE_CHECKING or _quick is None else _quick.Counts
+extension = _extension()
+IS_COMPILED = extension is not None
+Counts = PlainCounts if TYPE_CHECKING or extension is None else extension.Counts
 FORWARD, BACKWARD, NEXT_BATCH = range(3)
 """Kinds of marks, as _quick.c numbers them."""
 
@@ -97,11 +107,11 @@ def quicken(
         is_grad_enabled: FORWARD: gradients are to come.
         unsynchronised: FORWARD: called if the backward of this forward does not average.
     """
-    if _quick is None:
+    if extension is None:
         return mark
-    return _quick.quicken(mark, kind, light, original, failed, resume, is_grad_enabled, unsynchronised)
+    return extension.quicken(mark, kind, light, original, failed, resume, is_grad_enabled, unsynchronised)
 
 
 def hooks(light: Any, enter: Hook, leave: Hook) -> tuple[Hook, Hook]:
     """The two hooks of optimizers that count a step; those given are called where more than that is to be done."""
-    return (enter, leave) if _quick is None else _quick.hooks(light, enter, leave)
+    return (enter, leave) if extension is None else extension.hooks(light, enter, leave)

@@ -29,8 +29,8 @@ from typing import Any
 from allranks.record import compat, process, states, watched
 from allranks.record import layout as at
 
-SHARE = 0.001
-"""Of the time of the steps that the checks may take."""
+SHARE, QUICK_SHARE = 0.001, 0.0005
+"""Of the time of the steps that the checks may take; of quick ones, which all else that is looked at costs the larger share."""
 APART_NS = 200_000_000
 """Checks are so far apart, so that a reader who comes twice a second finds the same ones in all records."""
 MAX_PERIOD = 1 << 20
@@ -65,7 +65,8 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
         return
     began = monotonic_ns()
     try:
-        if optimizer is not None and not _is_ours(optimizer):
+        is_known = _optimizer is not None and _optimizer() is optimizer
+        if optimizer is not None and not is_known and not _is_ours(optimizer):
             _strangers += 1
             next_step = states.NEVER if _strangers >= MAX_STRANGERS else next_step
             return
@@ -85,7 +86,8 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
     period = 1
     if _last[0]:
         step_ns = max(1, (began - _last[1]) // max(1, step - _last[0]))
-        while period < MAX_PERIOD and period * step_ns < max(APART_NS, _cost_ns / SHARE):
+        share = QUICK_SHARE if states.is_quick else SHARE
+        while period < MAX_PERIOD and period * step_ns < max(APART_NS, _cost_ns / share):
             period *= 2
     next_step = (step // period + 1) * period
     _last = step, ended

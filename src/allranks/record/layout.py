@@ -40,14 +40,16 @@ def preference(step: int) -> int:
 
 
 # So often is a step timed (asking torch when the last gradient came takes 30 us where its code is not in the cache), and one of quick steps
-# looked at, which takes 0.2 ms there.
-TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 7
+# looked at, which takes 0.2 ms there: one of 128 where they are quickest, and half of those after the first thousand.
+TIMED_EVERY_NS, MAX_PREFERENCE = 100_000_000, 8
+EARLY_STEPS, EARLY_PREFERENCE = 1024, 7
 
 
 def next_timed(step: int, length_ns: int) -> int:
     """The next step to be timed after `step`, where a step takes `length_ns`."""
-    least = min(MAX_PREFERENCE, (max(0, TIMED_EVERY_NS - 1) // max(1, length_ns)).bit_length())
-    return next_preferred(step, least)
+    least = min(EARLY_PREFERENCE, (max(0, TIMED_EVERY_NS - 1) // max(1, length_ns)).bit_length())
+    is_quickest = least == EARLY_PREFERENCE and step >= EARLY_STEPS
+    return next_preferred(step, MAX_PREFERENCE if is_quickest else least)
 
 
 def next_preferred(step: int, least: int) -> int:
@@ -65,7 +67,17 @@ def next_preferred(step: int, least: int) -> int:
 
 
 # How far apart two steps may be of which both have a preference of at least 0, 1, 2, ... and none between (the three-gap theorem).
-_APART = ((1,), (1, 2, 3), (2, 3, 5), (5, 8, 13), (8, 13, 21), (21, 34, 55), (34, 55, 89), (89, 144, 233))
+_APART = (
+    (1,),
+    (1, 2, 3),
+    (2, 3, 5),
+    (5, 8, 13),
+    (8, 13, 21),
+    (21, 34, 55),
+    (34, 55, 89),
+    (89, 144, 233),
+    (144, 233, 377),
+)
 
 
 # Phases. PYTHON is the user's code between the calls that are marked; UNMARKED, which W_PHASE never has, the time of light marks.

@@ -47,6 +47,10 @@ class Light(Counts):
         drawn: Batches of the current pass over a loader.
         until: The step at whose end something is due.
         until_syncs: So many `syncs` at which replicas are compared.
+        asked_step: The step at whose end it was asked last whether steps are quick.
+        asked_ns: When that was, monotonic.
+        ask_every: Where that is compiled, it is asked again after so many steps; what is due besides (`until`) may be later.
+        ask_at: The step at whose end it will be; 0: they were not.
         model: id of the replica that was called last.
         iterator: id of the iterator of the current pass.
         optimizer: id of the one whose step ended last.
@@ -68,6 +72,7 @@ class Light(Counts):
         self.drawn_word = words[at.LOADER + at.L_DRAWN : at.LOADER + at.L_DRAWN + 1]
         self.is_on, self.is_hook_counted = False, True
         self.step = self.micro_steps = self.syncs = self.drawn = 0
+        self.asked_step = self.asked_ns = self.ask_every = self.ask_at = 0
         self.until = self.until_syncs = self.model = self.iterator = self.optimizer = 0
         self.optimizers = {}
         self._references: dict[int, object] = {}

@@ -39,7 +39,8 @@ def following(see: Callable[[float | None], None] | None) -> None:
 _looked = _before = 0  # the last steps that were looked at, 1 = the first
 NOTED = (
     at.next_preferred(0, 6),
-    *(at.next_preferred(behind, at.MAX_PREFERENCE) for behind in (0, 512, 4096)),
+    *(at.next_preferred(behind, at.EARLY_PREFERENCE) for behind in (0, 512)),
+    at.next_preferred(4096, at.MAX_PREFERENCE),
 )
 """Steps that every rank looks at, how quick they may be (the first but for the quickest ones): their losses are noted, for
 perf/own_values.py to compare."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from allranks.record import compat, process
 from allranks.record import layout as at
+from allranks.record.counts import IS_COMPILED, QUICK_STEP_NS
 
 _writer = process.WRITER
 # Threads inside a marked call: what torch calls in turn is not the user's call.
@@ -19,10 +20,11 @@ inside: set[int] = set()
 world: Any = None
 
 
-# A call into torch costs 5 us where its code is not in the processor's cache. So few of steps that are quicker than this have one.
-QUICK_STEP_NS = 6_000_000
-# The steps of a power of two, not over the most, at whose multiples quick ranks note how many collectives were issued: so far apart.
-_NOTED_EVERY_NS, _LEAST_STEPS, _MOST_STEPS = 100_000_000, 16, 64
+# The steps of a power of two, not over the most, at whose multiples quick ranks ask whether they still are: so far apart.
+_ASKED_EVERY_NS, _LEAST_STEPS, _MOST_STEPS = 100_000_000, 16, 64
+_NOTED_OF_ASKED = 4
+"""Where it is compiled to ask (_quick.c), how many collectives were issued is noted with one of so many: a call into torch costs 5 us
+where its code is not in the processor's cache."""
 NEVER = 1 << 62
 next_note_step = 0
 MAX_ALARMS = 8  # then it is no DDP whose own backward comes next (a GAN's other half)
@@ -90,14 +92,22 @@ def note_step_end() -> None:
         words[at.W_SEQ_STEP] = -1
         words[at.W_STEP_SEQ] = compat.sequence_number(world)
         words[at.W_SEQ_STEP] = step
-    length = (now - noted[1]) // max(1, step - noted[0])
+    light, before, at_ns = _writer.light, *noted
+    if before < light.asked_step < step:
+        before, at_ns = light.asked_step, light.asked_ns
+    length = (now - at_ns) // max(1, step - before)
     is_quick = length < QUICK_STEP_NS
     noted = step, now
     _writer.may_be_light = is_quick and not wants_all
     period = _LEAST_STEPS if is_quick else 1
-    while is_quick and period < _MOST_STEPS and 2 * period * length <= _NOTED_EVERY_NS:
+    while is_quick and period < _MOST_STEPS and 2 * period * length <= _ASKED_EVERY_NS:
         period *= 2
-    next_note_step = (step // period + 1) * period
+    light.asked_step, light.asked_ns, light.ask_every = step, now, period
+    light.ask_at = (step // period + 1) * period
+    next_note_step = light.ask_at
+    if is_quick and IS_COMPILED and light.is_hook_counted:
+        period *= _NOTED_OF_ASKED
+        next_note_step = (step // period + 1) * period
 
 
 def is_other_thread() -> bool:

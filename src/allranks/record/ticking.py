@@ -10,54 +10,41 @@ import json
 import os
 import sys
 import threading
-from _thread import allocate_lock
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 from allranks.core.cores import stand_back
-from allranks.record import compat, frames, process, states
+from allranks.record import compat, frames, pace, process, states
 from allranks.record import layout as at
-from allranks.record.layout import (
-    W_ANSWERED,
-    W_ASK,
-    W_SAMPLE_UNTIL_NS,
-    W_SINCE_NS,
-    W_TICK_NS,
-    W_TICKS,
-)
+from allranks.record.layout import W_ANSWERED, W_ASK, W_SAMPLE_UNTIL_NS, W_SINCE_NS, W_TICK_NS, W_TICKS
 from allranks.record.light import STALE_NS, phase_on
 from allranks.record.lines import describe, user_frame
 
-EVERY_S = 0.1
-LIGHT_EVERY = 4
-"""While marks are light and steps end, one tick of so many brings times, counts and place into the page. Each says that it came."""
 _SWEEP_EVERY = 100  # ticks
 _KEEP_DEAD_S = 60  # pages of children that have ended: time for the agent to read them
-_stop: Any = None
-"""A lock that is held while the thread ticks: to wait for it costs a tenth of what an Event's wait does, ten times a second."""
-
+_pace: pace.PlainPace | None = None
+"""Of the thread that ticks."""
 _answering: threading.Thread | None = None
 
 
 def start() -> None:
     """Start ticking, once per process; ends with the interpreter."""
-    global _stop
-    if _stop is not None:
+    global _pace
+    if _pace is not None:
         return
-    _stop = allocate_lock()
-    _stop.acquire()
-    thread = threading.Thread(target=_tick, args=(_stop,), name="allranks-record", daemon=True)
+    _pace = pace.new()
+    thread = threading.Thread(target=_tick, args=(_pace,), name="allranks-record", daemon=True)
     thread.start()
     atexit.register(stop, thread)
 
 
 def stop(thread: threading.Thread | None = None) -> None:
     """End the thread; the last times are kept."""
-    global _stop
-    if _stop is not None:
-        _stop.release()
-        _stop = None
+    global _pace
+    if _pace is not None:
+        _pace.stop()
+        _pace = None
     if thread is not None:
         process.WRITER.flush()
         # A daemon that runs on while the interpreter is taken apart may crash it.
@@ -67,39 +54,34 @@ def stop(thread: threading.Thread | None = None) -> None:
 
 
 def _forget() -> None:
-    global _stop, _answering
-    _stop = _answering = None  # a forked child has no such threads
+    global _pace, _answering
+    _pace = _answering = None  # a forked child has no such threads
 
 
 process.AFTER_FORK.append(_forget)
 
 
-def _tick(stop: Any) -> None:
+def _tick(paced: pace.PlainPace) -> None:
     stand_back()
-    writer, light, ticks, seen = process.WRITER, process.WRITER.light, 0, _NOTHING
-    while not stop.acquire(timeout=EVERY_S):
-        ticks += 1
+    writer, light = process.WRITER, process.WRITER.light
+    while paced.wait(light, writer.words):
         words, step, now = writer.words, light.step, monotonic_ns()
-        words[W_TICK_NS], words[W_TICKS] = now, ticks
+        words[W_TICK_NS], words[W_TICKS] = now, paced.ticks
         if words[W_SAMPLE_UNTIL_NS]:
             _sample()
         if words[W_ASK] > words[W_ANSWERED]:
             _answer_aside(words[W_ASK])
-        ended = step - seen[0]
-        goes_on = light.is_on and 2 * ended > seen[2] and now - words[W_SINCE_NS] < STALE_NS
-        if goes_on and ticks % LIGHT_EVERY:
-            seen = step, now, ended
-            continue
-        seen = _look_at_light(seen) if light.is_on else _look_at_whole(step, now)
+        seen = paced.step, paced.ns, paced.ended
+        paced.step, paced.ns, paced.ended = _look_at_light(seen) if light.is_on else _look_at_whole(step, now)
         writer.flush()
         if states.world is not None and not light.is_on:  # in quick steps W_STEP_SEQ is as new
             words[at.W_GROUP_SEQ] = compat.sequence_number(states.world)
-        if ticks % _SWEEP_EVERY == 0:
+        if paced.ticks % _SWEEP_EVERY == 0:
             _sweep()
 
 
 Seen = tuple[int, int, int]
-_NOTHING: Seen = -1, 0, 1 << 62
+_NOTHING: Seen = -1, 0, 1 << 62  # as a pace begins
 
 
 def _look_at_light(seen: Seen) -> Seen:
@@ -111,13 +93,15 @@ def _look_at_light(seen: Seen) -> Seen:
     """
     writer, step, now = process.WRITER, process.WRITER.light.step, monotonic_ns()
     since = writer.words[W_SINCE_NS]
-    if step == seen[0] or now - since > STALE_NS:  # else steps that become slower look like a long phase
+    if (
+        step == seen[0] or now - max(since, writer.light.asked_ns) > STALE_NS
+    ):  # else steps that become slower look like a long phase
         writer.end_light(max(seen[1], since) if step == seen[0] else now, _frame())
         # Steps that are no longer quick are looked at from the next one on, not only when the next of the quick ones was due.
         writer.next_looked = writer.next_timed = min(writer.next_timed, step + 2)
     else:
         _show_light(_frame())
-    return step, now, step - seen[0] if seen is not _NOTHING else 0
+    return step, now, step - seen[0] if seen[0] >= 0 else 0
 
 
 def _look_at_whole(step: int, now: int) -> Seen:

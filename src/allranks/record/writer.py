@@ -111,11 +111,9 @@ class Writer(Ring):
 
     def close(self) -> None:
         """Write into memory of this process only; a page that was open stays as it is."""
-        old, words = self.buffer, self.words
+        words = self.words
         self._start(bytearray(at.PAGE_BYTES), None)
-        words.release()
-        if isinstance(old, mmap.mmap):
-            old.close()
+        words.release()  # its memory goes when nobody has it any more: the tick thread may be looking at it
 
     def _start(self, buffer: mmap.mmap | bytearray, path: str | None) -> None:
         self.path = path  # None: in memory only

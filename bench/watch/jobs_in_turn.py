@@ -29,15 +29,13 @@ def rank_main(job: str, pairs: int, store: str) -> None:
 
     import torch
     import torch.distributed as dist
-    from in_turn import switches
+    from in_turn import skip, switches
     from job import dataset  # pyright: ignore[reportMissingImports]
     from job import model as make_model
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as optimizers
     from torch.utils.data import DataLoader, Subset
-
-    from allranks.record import process, states
 
     torch.set_num_threads(1)
     rank, steps = int(os.environ["RANK"]), STEPS[job]
@@ -64,13 +62,6 @@ def rank_main(job: str, pairs: int, store: str) -> None:
             loss_of(model(x), y).backward()
             optimizer.step()
         return time.thread_time_ns() - began, time.monotonic_ns() - wall
-
-    def skip(off_ns: int) -> None:
-        """While the marks were off no time has passed for the record: else its steps would not look quick."""
-        step, noted_ns = states.noted
-        states.noted = step, noted_ns + off_ns
-        process.WRITER.light.asked_ns += off_ns
-        process.WRITER._timed_ns += off_ns
 
     left_ns = time.monotonic_ns()
     rows: list[tuple[float, float]] = []

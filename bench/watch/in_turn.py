@@ -4,8 +4,8 @@
 
 --numbers: only what looks at losses and parameters (record/losses.py, record/fingerprints.py) is taken off and put on.
 
-What a pass over a loader costs once is not in it. A third part of each round is marked again: where it differs from the first as much as
-plain does, nothing is told. That was so below 10 us of 700 on two cores of a machine with others on it: what light marks cost is in in_place.py.
+What a pass over a loader costs once is not in it. A third part of each round is marked again: where it differs from the first as much
+as plain does, nothing is told. That was so below 10 us of 700 on two cores of a machine with others on it: in_place.py tells less.
 World of one rank: nothing waits for anybody. By processor time of the thread that trains; the record's own is in in_place.py.
 """
 

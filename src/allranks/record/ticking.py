@@ -1,4 +1,4 @@
-"""Can this process still take its GIL? A daemon thread that counts ten times a second, and answers when asked.
+"""Can this process still take its GIL? A daemon thread that counts ten times a second (pace.py), and answers when asked.
 
 A count that stands still while the process lives means: the GIL is held in C, or the process is stopped.
 """

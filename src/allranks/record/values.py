@@ -244,7 +244,7 @@ class Record:
     issued: int  # collectives of the user's calls
     issued_at_step: int  # the same, when the last step ended
     group_seq: int  # of the default group, DDP's collectives included; at most 0.1 s old, in quick steps as the next; -1 unknown
-    group_seq_at_step: int  # the same, when step `group_seq_step` ended: of quick steps every 16th to 64th
+    group_seq_at_step: int  # the same, when step `group_seq_step` ended: of quick steps every 16th to 256th
     group_seq_step: int
     num_groups: int  # calls of new_group that returned
     collectives: tuple[Collective, ...]  # the last 32 at most, oldest first

@@ -20,7 +20,7 @@ _writer = process.WRITER
 KIND = "weights"
 MAX_NODES, MAX_MICRO_STEPS, MAX_NOTED, MAX_UNKNOWN = 8, 32, 12, 3
 FIRST, EARLY, EARLY_PREFERENCE = 3, 64, 3
-"""Noted are the first steps, then one of eight, after EARLY one of 128: those that all ranks look at."""
+"""Noted are the first steps, then one of eight, after EARLY one of 256: those that all ranks look at."""
 MEAN, SUM = 1, 2  # of torch's reductions
 _THROUGH = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0",
             "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "NegBackward0")  # fmt: skip

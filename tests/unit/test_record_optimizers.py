@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allranks.record import fingerprints, probe_training, states
+from allranks.record import counts, fingerprints, probe_training, states
 from allranks.record import layout as at
 from allranks.record.light import stands_for
 from allranks.record.writer import Writer
@@ -267,6 +267,34 @@ def test_steps_when_they_were_quick_and_are_not_any_more_then_the_quick_ones_bef
     record.light.asked_step, record.light.asked_ns, record.light.step = 1200, asked_ns, 1240
     states.note_step_end()
     assert not states.is_quick and not record.may_be_light and states.next_note_step == 1241
+
+
+@pytest.mark.skipif(not counts.IS_COMPILED, reason="else it is not asked between notes")
+@pytest.mark.parametrize("marks", ["whole", "light", "light and compared"])
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_steps_when_it_is_time_to_ask_then_slow_ones_are_told_long_before_the_next_note(
+    record: Writer,
+    new_optimizer: Callable[[], Step],
+    monkeypatch: pytest.MonkeyPatch,
+    marks: str,
+    is_quick: bool,
+) -> None:
+    monkeypatch.setattr(states, "_writer", record)
+    step, light = new_optimizer(), record.light
+    step(lambda: None)
+    if marks != "whole":
+        make_light(record)
+    asked_ns = 1 << 62 if is_quick else 0  # the steps since then have taken no time, or all
+    monkeypatch.setattr(states, "is_quick", True)
+    monkeypatch.setattr(states, "noted", (light.step, asked_ns))
+    monkeypatch.setattr(states, "next_note_step", 256)
+    light.asked_step, light.asked_ns, light.ask_at, light.ask_every = light.step, asked_ns, 5, 64
+    while light.step < 5:
+        if marks == "light and compared":
+            light.until_syncs = 0  # some forwards of each step were under no_sync
+        step(lambda: None)
+    assert (states.noted[0] == 5, states.is_quick) == (not is_quick, is_quick)
+    assert (light.asked_step, light.ask_at) == (5, 69 if is_quick else 6)
 
 
 def test_optimizer_that_is_gone_when_another_has_its_id_then_that_is_not_taken_for_it(

@@ -462,13 +462,13 @@ static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t nu
     if (known < 0) {
         return NULL;
     }
-    int is_due = light->syncs >= light->until_syncs || (light->is_hook_counted && light->step + 1 >= light->until);
+    int is_due = light->is_hook_counted && light->step + 1 >= light->until;
     if (known && !is_due && light->is_hook_counted && light->step + 1 >= light->ask_at && !was_quick(light, light->step + 1)) {
         light->ask_at = 0;
         light->until = light->step + 1;
         is_due = 1;
     }
-    if (known == 0 || is_due || light->step_at == NULL) {
+    if (known == 0 || is_due || light->syncs >= light->until_syncs || light->step_at == NULL) {
         return PyObject_Vectorcall(PyTuple_GET_ITEM(self, LEAVE), args, num, NULL);
     }
     if (light->is_hook_counted) { /* else the library says so in a moment */

@@ -387,7 +387,7 @@ def _step_ended(step: int) -> None:
     """Of any with whole marks; with light ones where something is due."""
     if _light.is_on:
         _writer.end_light_step()
-    if not (_light.ask_at and states.noted[0] <= step < states.next_note_step):  # quick, and not counted anew
+    if states.is_note_due(step):
         states.note_step_end()
         averaging.look()
     _light.until = min(_writer.next_looked - 1, states.next_note_step)

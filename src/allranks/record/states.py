@@ -84,6 +84,19 @@ wants_all = False  # something wants each step looked at
 noted = (0, 0)  # step, ns
 
 
+def is_note_due(step: int) -> bool:
+    """At the end of a step, whether `note_step_end` is to be called. Asks if steps are still quick, where no light mark does (_quick.c)."""
+    light = _writer.light
+    if not light.ask_at or not noted[0] <= step < next_note_step:  # not quick, or counted anew
+        return True
+    if step >= light.ask_at:
+        now = monotonic_ns()
+        if now - light.asked_ns >= (step - light.asked_step) * QUICK_STEP_NS:
+            return True
+        light.asked_ns, light.asked_step, light.ask_at = now, step, step + light.ask_every
+    return False
+
+
 def note_step_end() -> None:
     """How many collectives were issued when a step ended; all ranks must agree on it."""
     global next_note_step, noted, is_quick

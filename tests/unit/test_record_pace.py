@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -123,6 +123,17 @@ def test_wait_when_stopped_then_over_at_once_and_for_good(kind: Kind) -> None:
     assert not thread.is_alive() and found == [False]
     job.pace.stop()
     assert not job.wait() and job.pace.ticks == 0
+
+
+def test_wait_in_python_when_the_page_is_given_up_meanwhile_then_due() -> None:
+    class GivesUp:
+        def acquire(self, *, timeout: float) -> bool:
+            job.words.release()
+            return False
+
+    job = Job(pace.PlainPace)
+    cast(Any, job.pace)._lock = GivesUp()
+    assert job.wait() and job.pace.ticks == 1
 
 
 @pytest.fixture

@@ -51,7 +51,10 @@ class PlainPace:
         """
         while not self._is_over:
             self._is_over = self._lock.acquire(timeout=self._every_s)
-            if not self._is_over and not self._is_light_tick(light, words):
+            try:
+                if not self._is_over and not self._is_light_tick(light, words):
+                    return True
+            except ValueError:  # another page was opened meanwhile
                 return True
         return False
 

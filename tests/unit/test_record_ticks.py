@@ -132,6 +132,24 @@ def test_steps_with_whole_marks_when_few_are_looked_at_and_one_takes_long_then_t
     assert (record.next_looked == record.next_timed == step + 2) is is_next
 
 
+@pytest.mark.parametrize("is_light", [True, False])
+@pytest.mark.parametrize(("ago_ms", "is_next"), [(-60_000, False), (900, True)])
+def test_steps_when_they_are_still_quick_but_the_last_look_is_long_ago_then_one_is_looked_at(
+    record: Writer, ago_ms: int, is_next: bool, is_light: bool
+) -> None:
+    def slower() -> None:
+        steps(record)
+        record.light.asked_ns = monotonic_ns() + 10**12  # and they were quick
+        record.timed_ns = monotonic_ns() - ago_ms * 1_000_000
+        if not is_light:
+            record.end_light(monotonic_ns())
+            record.words[at.STEP_ENDS + record.step % at.NUM_STEP_ENDS] = monotonic_ns() + 10**12
+
+    tick(record, [slower])
+    assert (record.next_looked == record.next_timed == record.step + 2) is is_next
+    assert record.light.is_on is (is_light and not is_next)
+
+
 def test_other_steps_then_each_tick_brings_all(record: Writer) -> None:
     record.end_light(monotonic_ns())
     found = tick(record, [lambda: record.mark(at.FORWARD)] * 3)

@@ -22,6 +22,8 @@ from allranks.record.light import STALE_NS, phase_on
 from allranks.record.lines import describe, user_frame
 
 _SWEEP_EVERY = 100  # ticks
+LOOKED_NS = 700_000_000
+"""Of quick steps one is looked at within so long and LIGHT_EVERY ticks: 377 of 1.56 ms, where they stay as quick (layout.next_timed)."""
 _KEEP_DEAD_S = 60  # pages of children that have ended: time for the agent to read them
 _pace: pace.PlainPace | None = None
 """Of the thread that ticks."""
@@ -93,12 +95,10 @@ def _look_at_light(seen: Seen) -> Seen:
     """
     writer, step, now = process.WRITER, process.WRITER.light.step, monotonic_ns()
     since = writer.words[W_SINCE_NS]
-    if (
-        step == seen[0] or now - max(since, writer.light.asked_ns) > STALE_NS
-    ):  # else steps that become slower look like a long phase
+    is_stale = now - max(since, writer.light.asked_ns) > STALE_NS or _is_look_old(now)
+    if step == seen[0] or is_stale:  # else steps that become slower look like a long phase
         writer.end_light(max(seen[1], since) if step == seen[0] else now, _frame())
-        # Steps that are no longer quick are looked at from the next one on, not only when the next of the quick ones was due.
-        writer.next_looked = writer.next_timed = min(writer.next_timed, step + 2)
+        writer.look_soon()
     else:
         _show_light(_frame())
     return step, now, step - seen[0] if seen[0] >= 0 else 0
@@ -108,9 +108,14 @@ def _look_at_whole(step: int, now: int) -> Seen:
     """Where something ends the light marks of each quick step, few are looked at, too: the next one is if this one takes long."""
     writer = process.WRITER
     ended = writer.words[at.STEP_ENDS + step % at.NUM_STEP_ENDS]
-    if writer.next_looked > step + 2 and now - ended > STALE_NS:
-        writer.next_looked = writer.next_timed = step + 2
+    if writer.next_looked > step + 2 and (now - ended > STALE_NS or _is_look_old(now)):
+        writer.look_soon()
     return _NOTHING
+
+
+def _is_look_old(now: int) -> bool:
+    """Whether the last step that was looked at is longer ago than one of the quickest is from the next: they have become slower."""
+    return 0 < process.WRITER.timed_ns < now - LOOKED_NS
 
 
 def _frame() -> Any:

@@ -50,7 +50,6 @@ class Writer(Ring):
         "_known_end",
         "_shares",
         "_timed",
-        "_timed_ns",
         "_timed_step",
         "buffers_ns",
         "exchanged_ns",
@@ -72,6 +71,7 @@ class Writer(Ring):
         "path",
         "spent_ns",
         "stack",
+        "timed_ns",
         "times",
     )
 
@@ -134,7 +134,7 @@ class Writer(Ring):
         self.next_looked, self.is_looked, self.may_be_light = 1, True, False
         self._known_end = 0
         self._shares = Shares()
-        self._timed = self._timed_step = self._timed_ns = 0
+        self._timed = self._timed_step = self.timed_ns = 0
         # mark(phase | line << 8), for the owner: what the process does now; gives what it did before, to be given back.
         self.mark = self._make_mark(self.words, self.spent_ns)
         self.is_library_stepped = False
@@ -304,6 +304,10 @@ class Writer(Ring):
             w[W_STEP_ISSUED] = self.issued
             self._choose_marks(light.step, was_light=True)
 
+    def look_soon(self) -> None:
+        """Steps are not as quick as they were: the next but one is looked at, and not only when the next of the quick ones was due."""
+        self.next_looked = self.next_timed = min(self.next_timed, self.light.step + 2)
+
     def _choose_marks(self, step: int, *, was_light: bool = False) -> None:
         """Of the step after `step`."""
         w = self.words
@@ -343,8 +347,8 @@ class Writer(Ring):
             self.exchanged_of_ns += self.spent_ns[at.BACKWARD] - self._backward_before
         length = at.TIMED_EVERY_NS
         if self._timed_step:
-            length = (now - self._timed_ns) // max(1, step - self._timed_step)
-        self._timed_step, self._timed_ns = step, now
+            length = (now - self.timed_ns) // max(1, step - self._timed_step)
+        self._timed_step, self.timed_ns = step, now
         self.next_timed = at.next_timed(step, length)
 
     def collective(self, op: str, *, line: int = 0) -> _Inside:

@@ -16,8 +16,8 @@ PATIENCE_S = 3.0
 """How long ranks that do not come past the step are waited for."""
 
 
-LOOKED_S = 0.6
-"""Within this time each rank looks at a loss, how quick its steps may be: 377 of 1.56 ms at the most (layout.next_timed)."""
+LOOKED_S = 1.2
+"""Within this time each rank looks at a loss, how quick its steps may be: LOOKED_NS and LIGHT_EVERY ticks (record/ticking.py)."""
 SPREAD_S = 0.5
 """All ranks at the same step: it came from one rank's gradient, whose own note is told first."""
 

@@ -38,7 +38,8 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     monkeypatch.setattr(states, "is_quick", False)
     for name, value in {
         "next_step": 1,
-        "_last": (0, 0),
+        "_last": 0,
+        "_since": (0, 0),
         "_cost_ns": 0,
         "_names": [],
         "_slot": 0,
@@ -187,6 +188,44 @@ def test_fingerprint_when_the_cost_is_known_then_steps_are_a_power_of_two_apart(
     assert taken[:2] == [1, 2]
     assert taken[-1] % (taken[-1] & -taken[-1]) == 0
     assert all(period >= 2 for period in periods)
+
+
+@pytest.mark.parametrize(
+    ("cost_ms", "is_quick", "apart_s"),
+    [(0.02, True, 0.2), (0.3, True, 0.6), (0.8, True, 1.0), (2.0, True, 2.0), (0.3, False, 0.3)],
+)
+def test_fingerprint_when_the_cost_is_known_then_quick_steps_are_a_second_apart_at_the_most_for_the_smaller_share(
+    monkeypatch: pytest.MonkeyPatch, cost_ms: float, is_quick: bool, apart_s: float
+) -> None:
+    monkeypatch.setattr(states, "is_quick", is_quick)
+    monkeypatch.setattr(fingerprints, "_cost_ns", int(cost_ms * 1e6))
+    period = fingerprints._period(1_000_000)
+    assert 1000 * apart_s <= period < 2000 * apart_s
+
+
+def test_fingerprint_when_steps_become_slower_then_the_next_does_not_wait_for_as_many_of_them(
+    writer: Writer, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0
+    monkeypatch.setattr(fingerprints, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(states, "is_quick", True)
+    for step in (1, 2048):  # of 0.2 ms
+        now, writer.light.syncs = step * 200_000, step
+        fingerprints.take(step)
+    assert fingerprints.next_step == 3072
+    now, writer.light.syncs, states.is_quick = now + 2_000_000_000, 2090, False
+    fingerprints.slower(50_000_000)
+    assert fingerprints.next_step == 2092
+    now, writer.light.syncs = now + 100_000_000, 2092
+    fingerprints.take(2092)
+    assert fingerprints.next_step == 2096  # and not as if the quick ones before still counted
+    fingerprints.slower(50_000_000)
+    assert fingerprints.next_step == 2096
+    now, writer.light.syncs = now + 200_000_000, 2096
+    fingerprints.slower(50_000_000)
+    fingerprints.next_step = 2096  # due as it is found that they are slower
+    fingerprints.take(2096)
+    assert fingerprints.next_step == 2100
 
 
 def hook_of(module: str) -> object:

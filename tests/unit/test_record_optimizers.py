@@ -297,6 +297,32 @@ def test_steps_when_it_is_time_to_ask_then_slow_ones_are_told_long_before_the_ne
     assert (light.asked_step, light.ask_at) == (5, 69 if is_quick else 6)
 
 
+@pytest.mark.parametrize("is_light", [True, False])
+def test_steps_when_they_are_not_quick_any_more_then_all_are_looked_at_and_replicas_are_compared_soon(
+    record: Writer, new_optimizer: Callable[[], Step], monkeypatch: pytest.MonkeyPatch, is_light: bool
+) -> None:
+    for module in (states, fingerprints):
+        monkeypatch.setattr(module, "_writer", record)
+    monkeypatch.setattr(states, "is_quick", True)
+    monkeypatch.setattr(states, "noted", (0, monotonic_ns()))
+    monkeypatch.setattr(fingerprints, "_last", 1)
+    monkeypatch.setattr(fingerprints, "next_step", 4096)
+    step, light = new_optimizer(), record.light
+    step(lambda: None)
+    make_light(record)
+    light.until_syncs, light.until, light.ask_at = 4096, 5, 5
+    monkeypatch.setattr(states, "next_note_step", 256)
+    while light.step < 5:
+        light.asked_step, light.asked_ns = light.step, 0  # this one has taken long
+        if not is_light:
+            record.end_light(monotonic_ns())  # as a collective of the script's own would
+        step(lambda: None)
+    assert not states.is_quick and not light.is_on and light.until_syncs <= 16
+    assert record.next_looked == record.next_timed == 7 and not record.is_looked
+    step(lambda: None)
+    assert record.is_looked and record.is_timed
+
+
 def test_optimizer_that_is_gone_when_another_has_its_id_then_that_is_not_taken_for_it(
     record: Writer, new_optimizer: Callable[[], Step]
 ) -> None:

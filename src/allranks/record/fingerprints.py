@@ -33,6 +33,8 @@ SHARE, QUICK_SHARE = 0.001, 0.0005
 """Of the time of the steps that the checks may take; of quick ones, which all else that is looked at costs the larger share."""
 APART_NS = 200_000_000
 """Checks are so far apart, so that a reader who comes twice a second finds the same ones in all records."""
+QUICK_APART_NS = 1_000_000_000
+"""No more than this, or what the larger share gives, for the sake of the smaller one: two checks must differ before it is said."""
 MAX_PERIOD = 1 << 20
 MAX_STRANGERS = 64
 """So many steps in a row of optimizers that hold no parameter of a replica: they are stepped in some other way."""
@@ -40,7 +42,8 @@ RATE = "learning rate"
 
 _writer = process.WRITER
 next_step = 1
-_last = (0, 0)  # step and time of the check before
+_last = 0  # step of the check before
+_since = (0, 0)  # step and time from which on it is measured how long steps take
 _cost_ns = 0
 _names: list[str] = []
 _slot = 0
@@ -58,7 +61,7 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
         optimizer: Who has stepped; one that holds no parameter of a replica is passed over.
         num_steps: Steps of all optimizers that have ended.
     """
-    global next_step, _last, _cost_ns, _strangers, _optimizer
+    global next_step, _last, _since, _cost_ns, _strangers, _optimizer
     if not states.is_synchronised or is_in_backward:
         next_step, states.is_synchronised = states.NEVER, True
     if next_step == states.NEVER:
@@ -84,13 +87,31 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
     cost = ended - began
     _cost_ns = (_cost_ns + cost) // 2 if _cost_ns else cost
     period = 1
-    if _last[0]:
-        step_ns = max(1, (began - _last[1]) // max(1, step - _last[0]))
-        share = QUICK_SHARE if states.is_quick else SHARE
-        while period < MAX_PERIOD and period * step_ns < max(APART_NS, _cost_ns / share):
-            period *= 2
+    if _last:
+        period = _period((began - _since[1]) // max(1, step - _since[0]))
     next_step = (step // period + 1) * period
-    _last = step, ended
+    _last = step
+    _since = step, ended
+
+
+def _period(step_ns: int) -> int:
+    """In steps of so long."""
+    apart_ns, period = _cost_ns / SHARE, 1
+    if states.is_quick:
+        apart_ns = min(_cost_ns / QUICK_SHARE, max(apart_ns, QUICK_APART_NS))
+    while period < MAX_PERIOD and period * max(1, step_ns) < max(APART_NS, apart_ns):
+        period *= 2
+    return period
+
+
+def slower(step_ns: int) -> None:
+    """Steps were quick, and now take so long: the next check does not wait for as many of them as were chosen for quick ones."""
+    global next_step, _since
+    if _last:
+        period, syncs = _period(step_ns), _writer.light.syncs
+        next_step = min(next_step, (syncs // period + 1) * period)
+        _writer.light.until_syncs = min(_writer.light.until_syncs, next_step)
+        _since = syncs - 1, monotonic_ns() - step_ns  # one may be due just now
 
 
 def _sums() -> list[tuple[str, int, int]]:
@@ -118,7 +139,7 @@ def last() -> None:
     if (
         optimizer is None
         or next_step == states.NEVER
-        or _writer.light.syncs <= _last[0]
+        or _writer.light.syncs <= _last
         or not states.is_synchronised
     ):
         return
@@ -192,7 +213,7 @@ def _forget_checks() -> None:
 def _after_fork() -> None:
     global next_step, _last, _cost_ns, _names, _file, _strangers, _optimizer
     _optimizer = None
-    next_step, _last, _cost_ns, _names, _file, _strangers = 1, (0, 0), 0, [], None, 0
+    next_step, _last, _cost_ns, _names, _file, _strangers = 1, 0, 0, [], None, 0
 
 
 process.AFTER_FORK.append(_after_fork)

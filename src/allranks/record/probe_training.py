@@ -82,13 +82,8 @@ def mark_backward(module: Any) -> None:
 
     stands_for(BACKWARD, marked_backward, backward)
     module.backward = counts.quicken(
-        marked_backward,
-        counts.BACKWARD,
-        light,
-        backward,
-        lambda e, _: states.communication_failed(e, "backward"),
-        resume,
-    )
+        marked_backward, counts.BACKWARD, light, backward, lambda e, _: states.communication_failed(e, "backward"), resume
+    )  # fmt: skip
 
 
 def resume() -> None:
@@ -388,7 +383,8 @@ def _step_ended(step: int) -> None:
     if _light.is_on:
         _writer.end_light_step()
     if states.is_note_due(step):
-        states.note_step_end()
+        if states.note_step_end():
+            fingerprints.slower(states.length_ns)
         averaging.look()
     _light.until = min(_writer.next_looked - 1, states.next_note_step)
 

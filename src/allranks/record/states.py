@@ -82,6 +82,7 @@ def expect_gradients(replica: Replica, ddp: Any) -> None:
 is_quick = False  # and then only some steps are looked at: writer.is_looked
 wants_all = False  # something wants each step looked at
 noted = (0, 0)  # step, ns
+length_ns = 0  # of a step, when that was noted last
 
 
 def is_note_due(step: int) -> bool:
@@ -97,9 +98,9 @@ def is_note_due(step: int) -> bool:
     return False
 
 
-def note_step_end() -> None:
-    """How many collectives were issued when a step ended; all ranks must agree on it."""
-    global next_note_step, noted, is_quick
+def note_step_end() -> bool:
+    """How many collectives were issued when a step ended; all ranks must agree on it. Gives whether steps were quick, and are not now."""
+    global next_note_step, noted, is_quick, length_ns
     words, step, now = _writer.words, _writer.step, monotonic_ns()
     if world is not None:
         words[at.W_SEQ_STEP] = -1
@@ -108,19 +109,25 @@ def note_step_end() -> None:
     light, before, at_ns = _writer.light, *noted
     if before < light.asked_step < step:
         before, at_ns = light.asked_step, light.asked_ns
-    length = (now - at_ns) // max(1, step - before)
-    is_quick = length < QUICK_STEP_NS
+    length = length_ns = (now - at_ns) // max(1, step - before)
+    was_quick, is_quick = is_quick, length < QUICK_STEP_NS
     noted = step, now
     _writer.may_be_light = is_quick and not wants_all
     period = _LEAST_STEPS if is_quick else 1
     while is_quick and period < _MOST_STEPS and 2 * period * length <= _ASKED_EVERY_NS:
         period *= 2
+    if not is_quick and _writer.next_looked > step + 2:
+        _writer.end_light(
+            now
+        )  # the record's thread would not: steps that are all asked were never asked long ago
+        _writer.look_soon()
     light.asked_step, light.asked_ns, light.ask_every = step, now, period
     light.ask_at = (step // period + 1) * period
     next_note_step = light.ask_at
     if is_quick and IS_COMPILED and light.is_hook_counted:
         period *= _NOTED_OF_ASKED
         next_note_step = (step // period + 1) * period
+    return was_quick and not is_quick
 
 
 def is_other_thread() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from allranks.core.job import NodeInfo, RankExit
@@ -73,6 +74,17 @@ def test_hung_when_no_hang_was_told_then_never() -> None:
     assert codes(job, (0.0, ROWS), (10 * HUNG_S, ROWS)) == [""] * 2
     job.note(HANG, nodes())  # a rank that is not seen may be saving
     assert codes(job, (0.0, []), (10 * HUNG_S, [])) == [""] * 2
+
+
+def test_hung_when_ranks_wait_to_join_one_that_has_ended_then_said_without_a_verdict() -> None:
+    job = attempt()
+    joining = [Row(0, "S", marks=3, phase="init")]
+    assert codes(job, (0.0, joining), (10 * HUNG_S, joining)) == ["", ""], "the other may yet come"
+    job.exits[1] = RankExit(1, "vm", 0, 1, signal.SIGINT, 1.0, ())
+    told = codes(job, (300.1, joining), (300.0 + HUNG_S, joining))
+    assert told == ["", "ranks wait for others that have ended"]
+    training = [replace(joining[0], phase="backward")]
+    assert codes(job, (500.0, training), (500.0 + HUNG_S, training)) == ["", ""], "it may save"
 
 
 def test_left_when_ranks_have_ended_then_the_others() -> None:

@@ -93,7 +93,8 @@ class Attempt:
             self._told = str(verdict["code"]), [row.step for row in _rows(nodes)]
 
     def hung(self, nodes: Mapping[int, NodeInfo], now: float) -> str:
-        """The code of a hang that was told and in which nothing has moved for HUNG_S, once; "" if there is none.
+        """What keeps the ranks from ending, once nothing has moved for HUNG_S: the code of a hang that was told, or that ranks wait in
+        init_process_group for some that have ended. "" if there is nothing like that.
 
         To be asked a few times a second from the moment on at which the job is to end.
         """
@@ -102,13 +103,16 @@ class Attempt:
         places = [(row.rank, row.step, row.marks) for row in left]
         is_saving = any(row.phase == "checkpoint" for row in left)
         is_seen = bool(rows) and len(left) + len(self.exits) >= self.world_size
-        has_moved = self._told is None or self._told[1] != [row.step for row in rows]
+        # The wait for the other ranks is in C code, which Ctrl-C does not end.
+        nobody_comes = bool(self.exits) and bool(left) and all(row.phase == "init" for row in left)
+        is_told = self._told is not None and self._told[1] == [row.step for row in rows]
+        has_moved = not (is_told or nobody_comes)
         if places != self._places or is_saving or has_moved or not is_seen:
             self._places, self._still_since = places, now
-        if self._told is None or now - self._still_since < HUNG_S:
+        if has_moved or now - self._still_since < HUNG_S:
             return ""
         self._still_since = now
-        return self._told[0]
+        return self._told[0] if is_told and self._told else "ranks wait for others that have ended"
 
     def listing(self, members: Members) -> list[dict[str, Any]]:
         """The nodes as every node is told of them, in the order of their ranks."""

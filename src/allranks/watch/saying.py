@@ -161,6 +161,9 @@ def stacks_markdown(evidence: Evidence) -> str:
     out = ["## Stacks", ""]
     for rank in evidence.ranks:
         out.append(f"### rank {rank.rank} on {rank.host} (process {rank.pid}, state {rank.state or 'gone'})")
+        if not (rank.stacks or rank.crash or rank.workers):
+            out.append("Not asked for: the record was enough, or the process is gone.")
+            continue
         out.append("```")
         for stack in rank.stacks or rank.crash:
             out.append(f"thread {stack.thread}{' (main)' if stack.is_main else ''}")

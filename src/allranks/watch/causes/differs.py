@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from allranks.watch import meeting
 from allranks.watch.case import Case
@@ -32,7 +33,7 @@ def find_difference(
         f"{ranks_text(ranks)}: {meeting.call_text(call)}, number {found.seq} of the group"
         for ranks, call in groups
     ]
-    return case.verdict(
+    verdict = case.verdict(
         code,
         name,
         f"{words}: {said}",
@@ -43,6 +44,15 @@ def find_difference(
         others=case.others(found.odd),
         can_go_on=can_go_on,
     )
+    return _at_the_call(verdict, list(found.calls.values()))
+
+
+def _at_the_call(verdict: Verdict, calls: Sequence[Call]) -> Verdict:
+    """With the step and the age of the calls, where all ranks have come back from them: they may have gone on by many quick steps."""
+    if not calls or any(c.is_inside or c.step == 0 for c in calls):
+        return verdict
+    since_s = None if verdict.since_s is None else max(c.age_s for c in calls)
+    return replace(verdict, step=min(c.step for c in calls), since_s=since_s)
 
 
 def _groups(found: meeting.Difference) -> list[tuple[list[int], Call]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +84,38 @@ def test_thread_when_the_process_was_forked_then_the_child_may_start_one_and_end
     ticking.start()
     assert before is not None and ticking._pace is not before and len(at_exit) == 2
     before.stop()
+
+
+FORKS = """
+import os, sys, time
+from allranks.record import layout as at, process, ticking
+process.open_page(sys.argv[1])
+ticking.start()
+writer = process.WRITER
+writer.mark(at.PYTHON)
+writer.next_looked = writer.next_timed = 1 << 40
+writer.may_be_light = True
+writer.end_step()
+time.sleep(0.05)  # its thread is where it waits
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with open("/proc/self/maps") as file:
+    mapped = [line.split()[-1] for line in file if ".page" in line]
+opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+is_own = {*mapped} == {writer.path} == {path for path in opened if ".page" in path}
+os._exit(0 if is_own and os.getpid() == writer.words[at.W_PID] else 3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_child_when_forked_while_the_thread_waits_then_it_does_not_keep_its_parents_page(
+    tmp_path: Path, is_compiled: bool
+) -> None:
+    env = {**os.environ, "ALLRANKS_NO_EXTENSION": "" if is_compiled else "1"}
+    done = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], env=env, timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_group_when_another_is_joined_then_the_numbers_of_the_one_before_are_gone(

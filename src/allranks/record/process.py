@@ -114,7 +114,7 @@ def _after_fork() -> None:
     """In the child: a page of its own, never the parent's."""
     if not _folder or WRITER.path is None:
         return
-    words = WRITER.words
+    words, page = WRITER.words, WRITER.buffer
     flags = words[at.W_FLAGS] & ~at.LIBRARY_STEPS | at.FORKED
     place = (words[at.W_RANK], words[at.W_WORLD_SIZE], words[at.W_LOCAL_RANK])
     try:
@@ -122,6 +122,11 @@ def _after_fork() -> None:
         _register_stacks(_folder)
     except OSError:
         WRITER.close()
+    try:  # noqa: SIM105 - contextlib costs time at the start of every process
+        # Else it stays open and mapped: the parent's record thread, which is not here to give it back, held on to it (_quick.c).
+        page.close()  # type: ignore[union-attr]
+    except BufferError:  # another of its threads was reading
+        pass
     WRITER.words[at.W_FLAGS] = flags
     become(at.OTHER, rank=place[0], world_size=place[1], local_rank=place[2])
     for repair in AFTER_FORK:

@@ -213,3 +213,16 @@ def test_samples_of_a_forward_then_they_are_the_first_dimension(inputs: Any, res
     origin.wants_rows = True
     origin.remember(MODEL, inputs, result)
     assert origin.rows == rows
+
+
+@pytest.mark.parametrize("length_ms", [0.5, 1.5, 1.6, 5.0])
+def test_steps_when_quick_then_each_that_all_ranks_look_at_is_noted(length_ms: float) -> None:
+    step, due, looked, noted = weights.FIRST, weights.FIRST, [], set[int]()
+    while step < 4096:
+        step = at.next_timed(step, int(length_ms * 1e6))
+        looked.append(step)
+    while due < 4096:
+        due = weights._next(due)
+        noted.add(due)
+    of_quickest = [s for s in looked if at.preference(s) >= (7 if s < at.EARLY_STEPS else 8)]
+    assert len(of_quickest) > 12 and set(of_quickest) <= noted

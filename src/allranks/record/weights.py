@@ -20,7 +20,7 @@ _writer = process.WRITER
 KIND = "weights"
 MAX_NODES, MAX_MICRO_STEPS, MAX_NOTED, MAX_UNKNOWN = 8, 32, 12, 3
 FIRST, EARLY, EARLY_PREFERENCE = 3, 64, 3
-"""Noted are the first steps, then one of eight, after EARLY one of 256: those that all ranks look at."""
+"""Noted are the first steps, then one of eight, after EARLY those that all ranks look at, how quick they may be: one of 128 or 256."""
 MEAN, SUM = 1, 2  # of torch's reductions
 _THROUGH = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0",
             "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "NegBackward0")  # fmt: skip
@@ -123,7 +123,9 @@ def _next(step: int) -> int:
     """The step that is noted after this one."""
     if step < FIRST:
         return step + 1
-    return at.next_preferred(step, EARLY_PREFERENCE if step < EARLY else at.MAX_PREFERENCE)
+    if step < EARLY:
+        return at.next_preferred(step, EARLY_PREFERENCE)
+    return at.next_preferred(step, at.EARLY_PREFERENCE if step < at.EARLY_STEPS else at.MAX_PREFERENCE)
 
 
 def _is_averaged() -> bool:

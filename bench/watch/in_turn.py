@@ -60,7 +60,7 @@ def skip(off_ns: int) -> None:
     step, noted_ns = states.noted
     states.noted = step, noted_ns + off_ns
     process.WRITER.light.asked_ns += off_ns
-    process.WRITER._timed_ns += off_ns
+    process.WRITER.timed_ns += off_ns
 
 
 def plain_job(steps: int) -> tuple[Any, Any, Any, Any]:

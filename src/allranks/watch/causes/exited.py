@@ -38,6 +38,8 @@ def find(case: Case) -> Verdict | None:
             "read LOCAL_RANK from the environment: int(os.environ['LOCAL_RANK']); "
             "add_argument('--local-rank', '--local_rank') accepts both spellings"
         )
+    elif code and (last := next((x.strip() for x in reversed(first.output) if x.strip()), "")):
+        said = [f"the last that it printed: {last[:160]}"]
     return case.verdict(
         CODE,
         NAME,

@@ -28,9 +28,14 @@ def _by_batches(case: Case) -> Verdict | None:
     left = [r for r in case.evidence.ranks if r.rank not in training and _is_out(case, r)]
     if not training or not left or case.roots or len(training) + len(left) < len(case.evidence.ranks):
         return None
-    gave_up = [r for r in left if _has_batches_left(r) or _skipped(case, r, training)]
+    gave_up = [
+        r
+        for r in left
+        if _has_batches_left(r) or _broke_off(case, r, training) or _skipped(case, r, training)
+    ]
     if not gave_up:
         return None
+    broke_off = _broke_off(case, gave_up[0], training)
     numbers = [r.rank for r in gave_up]
     record = gave_up[0].record
     loader = record.loader if record else None
@@ -42,9 +47,12 @@ def _by_batches(case: Case) -> Verdict | None:
         facts.append(
             f"rank {numbers[0]} has drawn {loader.drawn} of {loader.length} batches of its pass {loader.number}"
         )
+    facts += [f"{broke_off}; the ranks have been in different passes since"] if broke_off else []
     facts += [f"rank {r.rank} had got {_signals(r)}" for r in gave_up if _signals(r)]
     facts += _ways_out(case, training)
     what = "left its loop" if _has_batches_left(gave_up[0]) else "skipped a step (a batch without a backward)"
+    if broke_off:
+        what = "left its loop in the middle of a pass, and came to its end"
     places = [case.at(c.where) for r in gave_up[:1] if r.record and (c := r.record.inside) and c.where]
     places += [line for n in training[:1] if (r := case.evidence.rank(n)) for line in case.stands_at(r)[:1]]
     places += [case.at(loader.where)] if loader and loader.where else []
@@ -142,6 +150,23 @@ def _has_batches_left(rank: Rank) -> bool:
     return (
         loader is not None and not loader.is_exhausted and 0 <= loader.drawn < loader.length and is_done(rank)
     )
+
+
+def _broke_off(case: Case, rank: Rank, training: list[int]) -> str:
+    """'rank 1 drew 21 of 60 batches of its pass 2, rank 0 60': of the pass before; "" if it left none out, or the others did, too."""
+    other = case.evidence.rank(training[0])
+    mine = rank.record.loader_before if rank.record else None
+    theirs = other.record.loader_before if other and other.record else None
+    if mine is None or theirs is None or mine.is_exhausted or not 0 <= mine.drawn < mine.length:
+        return ""
+    if (mine.number, mine.where, mine.length) != (
+        theirs.number,
+        theirs.where,
+        theirs.length,
+    ) or theirs.drawn <= mine.drawn:
+        return ""
+    drawn = f"{mine.drawn} of {mine.length} batches of its pass {mine.number}"
+    return f"rank {rank.rank} drew {drawn}, rank {training[0]} {theirs.drawn}"
 
 
 def _skipped(case: Case, rank: Rank, training: list[int]) -> bool:

@@ -38,7 +38,7 @@ _ADVICE = (
         "if another rank makes this path, put a dist.barrier() between making and using it, on all ranks",
     ),
     (
-        r"KeyError|size mismatch|Missing key|Unexpected key",
+        r"KeyError: .*\w\.\w|size mismatch|Missing key|Unexpected key",
         "compare the names: a DDP model's state_dict has 'module.' in front, a compiled one's '_orig_mod.'",
     ),
     (
@@ -46,7 +46,7 @@ _ADVICE = (
         "a rank has no terminal to read from; take the value from the command line",
     ),
     (
-        r"Unable to find address for|interface",
+        r"Unable to find address for|(socket|network) interface",
         "GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME names an interface this host has not; `ip -br addr` shows them",
     ),
     (r"KeyboardInterrupt", "somebody pressed Ctrl-C"),

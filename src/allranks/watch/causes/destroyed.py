@@ -30,7 +30,7 @@ def find(case: Case) -> Verdict | None:
     return case.verdict(
         CODE,
         NAME,
-        f"{case.who(gone)} {many(numbers, 'has', 'have')} destroyed the process group (finished) "
+        f"{case.who(gone)} {many(numbers, 'has', 'have')} destroyed the process group "
         f"while others still need it{case.waits_for(gone)}",
         gone,
         where=where,

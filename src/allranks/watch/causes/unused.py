@@ -32,7 +32,10 @@ def find(case: Case) -> Verdict | None:
         if names
         else f"unused parameters {on}: DDP waits for gradients that do not come"
     )
-    fix = "DDP(..., find_unused_parameters=True), or use all parameters in every forward on every rank (add 0 * aux(h).sum())"
+    fix = (
+        "DDP(..., find_unused_parameters=True) without static_graph=True, "
+        "or use all parameters in every forward on every rank (add 0 * aux(h).sum())"
+    )
     if everywhere:
         fix += "\nif they were frozen after wrapping: freeze first (requires_grad_(False)), then DDP(...)"
     where = case.frames(raised[0].failure.frames) if raised and raised[0].failure else None

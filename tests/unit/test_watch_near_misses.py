@@ -60,6 +60,34 @@ def test_standing_when_all_ranks_do_it_or_one_has_just_begun_then_nothing_is_sai
     assert code_of(waiting(0.3), doing(1, *DOING[code], for_s=0.3)) == ""
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "words"),
+    [
+        ("/usr/lib/python3.11/queue.py", "get", "waits for a queue that no thread fills"),
+        ("/usr/lib/python3.11/threading.py", "join", "waits for a thread that does not end"),
+        ("/usr/lib/python3.11/threading.py", "acquire", "deadlock of two threads"),
+    ],
+)
+def test_thread_when_it_waits_for_another_then_a_deadlock_of_locks_only_where_it_takes_one(
+    file: str, function: str, words: str
+) -> None:
+    rank = doing(1, "futex_do_wait", "take(it)")
+    library = Place(file, 171, function, "self.not_empty.wait()")
+    stacks = tuple(
+        Stack((library, *rank.stacks[0].frames), thread=name, is_main=not name) for name in ("", "loads")
+    )
+    verdict = decide(
+        Evidence(2, (waiting(4.0), replace(rank, stacks=stacks)), trigger="waiting", cwd="/home/ann")
+    )
+    assert verdict is not None and verdict.code == "AR223"
+    assert words in verdict.what and any("(thread loads)" in line for line in verdict.where)
+
+
+def test_socket_when_the_rank_receives_then_it_waits_for_the_network_and_no_terminal() -> None:
+    assert code_of(waiting(4.0), doing(1, "wait_woken", "sock.recv(10)")) == "AR235"
+    assert code_of(waiting(4.0), doing(1, "wait_woken", "go(on)")) == "AR236"
+
+
 def after(number: int, call: Call) -> Rank:
     """A rank that has come back from a call."""
     record = Record(step=11, phase="python", median_step_s=0.01, group_seq=17, calls=(call,), is_probed=True)

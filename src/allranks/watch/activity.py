@@ -25,6 +25,7 @@ _FETCH_CODE = re.compile(
 _NO_CALL = re.compile(r"\b(while|if|elif|return|and|or|not|in|is|lambda|yield|await|print)\s*\(")
 _CALL = re.compile(r"\w\s*\(")
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/ipdb/__main__.py", "/pudb/debugger.py", "/debugpy/", "/cmd.py")
+_RECEIVE_CODE = re.compile(r"\.(recv|recv_into|recvfrom|recvmsg)\(")
 _SOCKETS = (
     "/socket.py",
     "/ssl.py",
@@ -111,8 +112,10 @@ def of_stack(stack: Stack | None, place: Place | None, wchan: str, state: str, c
         return Activity("subprocess", "waits for a program it started", place)
     if is_inside(frames, "utils/data/dataloader.py"):
         return Activity("loader", "waits for its data loader", place)
-    if any(is_inside(frames, s) for s in _SOCKETS) or re.search(
-        r"tcp_|sk_wait|inet_csk|unix_stream_read", wchan
+    if (
+        any(is_inside(frames, s) for s in _SOCKETS)
+        or re.search(r"tcp_|sk_wait|inet_csk|unix_stream_read|skb_wait", wchan)
+        or (wchan == "wait_woken" and _RECEIVE_CODE.search(code))
     ):
         return Activity("socket", "waits for the network", place, is_busy=bool(_FETCH_CODE.search(code)))
     if state == "D" or is_inside(frames, "torch/serialization.py", "save", "_save", "_legacy_save"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from allranks.watch.causes.raised import advice
 from allranks.watch.decide import decide
 from allranks.watch.evidence import Evidence, Exit, Failure, Loader, Rank, Record
+from allranks.watch.related import related_lines
 from allranks.watch.verdict import Place, Verdict
 
 LINE = Place("/home/ann/train.py", 18, "main", "for x, y in loader:")
@@ -64,3 +66,17 @@ def test_loop_when_it_was_left_in_the_pass_before_then_that_pass_is_told_and_no_
     assert any("drew 21 of 60 batches of its pass 2, rank 0 60" in fact for fact in verdict.facts)
     alike = replace(first, loader_before=Loader(2, 21, 60, LINE))
     assert "in the middle of a pass" not in said(in_backward(alike), ended).what
+
+
+def test_breakpoint_when_the_debugger_quits_at_a_later_line_then_its_own_line_is_told_first(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for x in xs:\n    go(x)\n    # breakpoint()\n    breakpoint()\n")
+    failure = Failure("BdbQuit", "", (Place(str(script), 1, "<module>", "for x in xs:"),))
+    rank = Rank(1, "gpu-a", pid=101, exit=Exit(1, None, 5.0), record=Record(step=30), failure=failure)
+    rank = replace(rank, related=related_lines(rank))
+    assert [p.line for p in rank.related] == [4]
+    verdict = said(in_backward(Record(step=30, phase="backward", phase_s=0.3)), rank)
+    assert verdict.code == "AR220"
+    assert "train.py:4:  breakpoint()" in verdict.where[0] and "for x in xs" in verdict.where[1]

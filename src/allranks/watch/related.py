@@ -16,6 +16,7 @@ _TWICE = re.compile(r"mark a variable ready only once|marked as ready twice")
 _NO_GRADIENT = re.compile(r"Expected to have finished reduction in the prior iteration")
 _WRAP = r"\b(?:DDP|DistributedDataParallel)\("
 _FREEZE = r"\brequires_grad(?:_\(\s*False|\s*=\s*False)"
+_BREAKPOINT = r"\bbreakpoint\(\)|\bset_trace\("
 UNKNOWN_RANK = re.compile(r"error: unrecognized arguments:.*--local[-_]rank")
 
 
@@ -26,6 +27,11 @@ def related_lines(rank: Rank) -> tuple[Place, ...]:
         return tuple(_of_two_passes(dict.fromkeys(f.file for f in user_frames(failure.frames))))
     if failure is not None and _NO_GRADIENT.search(failure.message):
         return tuple(_frozen_after_wrapping(dict.fromkeys(f.file for f in user_frames(failure.frames))))
+    if (
+        failure is not None and failure.kind == "BdbQuit"
+    ):  # raised at the line that comes after, perhaps the head of a loop
+        found = _matching(dict.fromkeys(f.file for f in user_frames(failure.frames)), _BREAKPOINT)
+        return tuple(p for p in found if not p.code.startswith("#"))[:MOST]
     if any(UNKNOWN_RANK.search(line) for line in rank.output) and record is not None and record.exit_where:
         return tuple(_matching([record.exit_where.file], r"add_argument\(.*--local[-_]rank"))
     return ()

@@ -17,7 +17,7 @@ def find(case: Case) -> Verdict | None:
             NAME,
             f"{case.who(quit)} came to a breakpoint, and has no terminal to stop at (BdbQuit)",
             quit,
-            where=case.frames(quit[0].failure.frames) if quit[0].failure else None,
+            where=_lines(case, quit[0]),
             facts=["a rank's standard input is empty: the debugger quits at once"],
             fix="remove breakpoint() / set_trace(); to debug, run the script with one process: python train.py",
             can_go_on=False,
@@ -34,6 +34,12 @@ def find(case: Case) -> Verdict | None:
         facts=["pdb is on its stack"],
         fix="remove breakpoint() / set_trace(), or let it stop on all ranks",
     )
+
+
+def _lines(case: Case, rank: Rank) -> tuple[str, ...]:
+    """The breakpoints of the program first."""
+    frames = case.frames(rank.failure.frames) if rank.failure else ()
+    return tuple(dict.fromkeys((*map(case.at, rank.related), *frames)))
 
 
 def _candidates(case: Case) -> tuple[Rank, ...]:

@@ -90,9 +90,9 @@ def test_hung_when_ranks_wait_to_join_one_that_has_ended_then_said_without_a_ver
 def test_left_when_ranks_have_ended_then_the_others() -> None:
     job = attempt()
     ended = RankExit(0, "vm", 0, 0, None, 1.0, ())
-    assert job.left() == "0, 1"
+    assert job.left() == "ranks 0, 1"
     job.exits[0] = ended
-    assert job.left() == "1"
+    assert job.left() == "rank 1"
     job.exits[1] = ended
     assert job.left() == ""
 

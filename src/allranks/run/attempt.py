@@ -83,9 +83,9 @@ class Attempt:
         return is_done or now - self._ended_at > LAST_LOOK_S
 
     def left(self) -> str:
-        """The first ranks that have not ended; "" if all have."""
+        """The first ranks that have not ended, as 'rank 1' or 'ranks 0, 2'; "" if all have."""
         left = [str(rank) for rank in range(self.world_size) if rank not in self.exits]
-        return ", ".join(left[:16])
+        return f"rank{'s' * (len(left) > 1)} {', '.join(left[:16])}" if left else ""
 
     def note(self, verdict: Mapping[str, Any], nodes: Mapping[int, NodeInfo]) -> None:
         """A verdict was told, and the job goes on."""

@@ -267,11 +267,11 @@ class Hub:
             self._finish(now)
         elif self.asked_to_stop and (left := attempt.left()):
             if code := attempt.hung(self.watching.nodes, now):
-                self._say(f"{code}: nothing has moved for {HUNG_S:.0f} s; ranks {left} are killed")
+                self._say(f"{code}: nothing has moved for {HUNG_S:.0f} s; killed: {left}")
                 self.members.broadcast("signalled", number=self.asked_to_stop, kills=True)
             elif now - self._said_at >= SAY_EVERY_S:
                 self._said_at = now
-                self._say(f"waiting for ranks {left} to end; send the signal again to kill them")
+                self._say(f"waiting for {left} to end; send the signal again to kill them")
 
     def _in_judge(self, now: float) -> None:
         """A failure is known: listen a moment for others, ask the watcher, tell the story, stop everything."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from allranks.watch.evidence import Rank, Stack, Worker
-from allranks.watch.stacks import is_inside, main_stack, user_frames, user_place
+from allranks.watch.stacks import is_inside, is_library, main_stack, user_frames, user_place
 from allranks.watch.verdict import Place
 
 _LOCK_CODE = re.compile(r"\.(acquire|join|wait|get|put|result)\(|^\s*(async )?with\b|\block\b", re.I)
@@ -89,7 +90,9 @@ def of_stack(stack: Stack | None, place: Place | None, wchan: str, state: str, c
     frames = stack.frames if stack else ()
     code = place.code if place else ""
     top_is_user = bool(frames) and user_frames(frames[:1]) != ()
-    if any(is_inside(frames, d) or any(d in f.file for f in frames) for d in _DEBUGGERS):
+    # Above the user's line: below it are those of a debugger that only runs the script (python -m pdb, -m debugpy).
+    inner = tuple(takewhile(lambda f: f.file.startswith("<") or is_library(f.file), frames))
+    if any(d in f.file for d in _DEBUGGERS for f in inner):
         return Activity("debugger", "is in a debugger", place)
     if is_inside(frames, "/file_baton.py") or is_inside(frames, "/filelock/_api.py"):
         return Activity("build_lock", "waits for a lock file", place)

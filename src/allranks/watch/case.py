@@ -14,7 +14,7 @@ from functools import cached_property
 from allranks.watch import activity as acting
 from allranks.watch import meeting, rows
 from allranks.watch.evidence import Evidence, Node, Rank
-from allranks.watch.stacks import shown, user_frames, user_place
+from allranks.watch.stacks import is_library, shown, user_frames, user_place
 from allranks.watch.verdict import Confidence, Place, Verdict, many, ranks_text, seconds
 
 _VICTIM = re.compile(
@@ -98,6 +98,14 @@ class Case:
             if (wait := meeting.last_wait(rank)) is not None:
                 found[rank.rank] = wait
         return found
+
+    def waiting_for(self, ranks: Sequence[Rank]) -> list[int]:
+        """Other ranks that wait in what cannot end without one of these: calls of a group of ranks need no other rank."""
+        numbers = {r.rank for r in ranks}
+        size = self.evidence.world_size
+        return [
+            n for n, w in self.waits.items() if n not in numbers and meeting.needed({n: w}, size) & numbers
+        ]
 
     @cached_property
     def absent(self) -> tuple[Rank, ...]:
@@ -316,12 +324,21 @@ def is_victim(rank: Rank) -> bool:
     failure = rank.failure
     words = rank.record.exception if rank.record else None
     if failure is not None:
+        if failure.kind == "ConnectionError" and not any(is_of_torch(f.file) for f in failure.frames):
+            return False  # requests has one of this name, too: a download of the script's own
         return failure.kind in _COMM_KINDS and bool(_VICTIM.search(failure.message))
     if words is not None:
         return words.kind in _COMM_KINDS and bool(_VICTIM.search(words.message))
     if rank.exit is not None and rank.exit.signal == 6:
-        return any("gloo::IoException" in line and _VICTIM.search(line) for line in rank.output)
+        thrown = next((i for i, line in enumerate(rank.output) if "gloo::IoException" in line), None)
+        # "terminate called after throwing an instance of ..." and "  what():  ..." are two lines.
+        return thrown is not None and any(_VICTIM.search(x) for x in rank.output[thrown : thrown + 2])
     return False
+
+
+def is_of_torch(file: str) -> bool:
+    """Whether a file is of what ranks communicate with."""
+    return is_library(file) and ("/torch/distributed/" in file or "/allranks/" in file)
 
 
 def is_dying(rank: Rank) -> bool:

@@ -13,7 +13,7 @@ def find(case: Case) -> Verdict | None:
     gone = [r for r in case.evidence.ranks if _has_destroyed(r)]
     if case.evidence.trigger not in ("exit", "lost") and any(is_on_its_way_out(r) for r in gone):
         return None  # in a moment its exception tells more
-    waiting = [n for n in case.waits if n not in {r.rank for r in gone}]
+    waiting = case.waiting_for(gone)
     if not gone or not waiting or case.roots:
         return None
     call = next(

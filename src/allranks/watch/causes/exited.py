@@ -17,7 +17,7 @@ def find(case: Case) -> Verdict | None:
     if (
         not found
         or (case.roots and case.roots[0] not in found)
-        or not (case.roots or case.waits or case.victims)
+        or not (case.roots or case.waiting_for(found) or case.victims)
     ):
         return None
     first = found[0]

@@ -11,7 +11,7 @@ CODE, NAME = "AR206", "rank-finished-early"
 
 def find(case: Case) -> Verdict | None:
     done = [r for r in case.evidence.ranks if is_done(r)]
-    waiting = [n for n in case.waits if n not in {r.rank for r in done}]
+    waiting = case.waiting_for(done)
     if not done or not waiting or case.roots:
         return None
     numbers = [r.rank for r in done]

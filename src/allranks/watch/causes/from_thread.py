@@ -14,12 +14,16 @@ def find(case: Case) -> Verdict | None:
         return None
     if not case.differences and (case.absent or len(meeting.standings(case.evidence, case.waits)) < 2):
         return None
+    groups = {_group(c.group) for d in case.differences for c in d.calls.values()}
+    groups = groups or {_group(w.group) for w in case.waits.values()}
     for rank in case.evidence.ranks:
         calls = rank.record.calls if rank.record else ()
-        side = [c for c in calls if c.thread and c.op not in meeting.POINT_TO_POINT]
+        side = [
+            c for c in calls if c.thread and c.op not in meeting.POINT_TO_POINT and _group(c.group) in groups
+        ]
         main = [c for c in calls if not c.thread and side and c.group == side[-1].group]
-        if not side:
-            continue
+        if not side or not (main or _group(side[-1].group) == "default"):
+            continue  # a group that only the thread uses is in no race
         call = side[-1]
         places = [f"{case.at(call.where)}   (thread {call.thread})"] if call.where else []
         places += [f"{case.at(main[-1].where)}   (main thread)"] if main and main[-1].where else []
@@ -38,3 +42,8 @@ def find(case: Case) -> Verdict | None:
             can_go_on=False,
         )
     return None
+
+
+def _group(name: str) -> str:
+    """DDP's collectives, of which no call is known, are of the default group."""
+    return name or "default"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 from allranks.watch.case import Case
 from allranks.watch.evidence import Rank
-from allranks.watch.stacks import is_inside, parse_traceback
-from allranks.watch.verdict import Verdict
+from allranks.watch.stacks import is_library, parse_traceback
+from allranks.watch.verdict import Place, Verdict
 
 CODE, NAME = "AR207", "loader-worker-died"
 
@@ -26,14 +27,17 @@ def find(case: Case) -> Verdict | None:
             return _raised(case, rank, caught[1], caught[2])
         if gone := _GONE.search(text):
             return _killed(case, rank, gone[1].strip(), gone[2])
-        if (
-            rank.failure
-            and rank.failure.kind in _LOST
-            and is_inside(rank.failure.frames, "utils/data/dataloader.py")
-        ):
+        if rank.failure and rank.failure.kind in _LOST and _is_on_its_way(rank.failure.frames):
             # A batch on its way from a worker that died: the connection is noticed before the worker's end.
             return _killed(case, rank, "?", "its connection to the loader was lost")
     return _dead_but_unnoticed(case)
+
+
+def _is_on_its_way(frames: tuple[Place, ...]) -> bool:
+    """Whether the loader failed as it took a batch from a worker: without workers, its lines are around those of the data set."""
+    inner = [f.file for f in takewhile(lambda f: not f.file.endswith("utils/data/dataloader.py"), frames)]
+    is_of_loader = len(inner) < len(frames)
+    return is_of_loader and all(is_library(f) and not f.endswith("utils/data/_utils/fetch.py") for f in inner)
 
 
 def _raised(case: Case, rank: Rank, kind: str, number: str) -> Verdict:

@@ -18,13 +18,20 @@ _DAMAGED = re.compile(
     r"|file in archive|enforce fail at inline_container|pickle data was truncated"
 )
 
+_LOCAL = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")
+"""Of each host its own: a path below them is not one file on two hosts."""
+
 
 def find(case: Case) -> Verdict | None:
     said = [r for r in case.roots if (f := failure_of(r)) and _DAMAGED.search(f"{f.kind}: {f.message}")]
     if not said or case.roots[0] not in said:
         return None
-    used = {str(n.get("path")) for kind in ("loaded", "saved") for n in notes(said[0], kind)}
-    writers = {path: [r for r in case.evidence.ranks if _wrote(r, path)] for path in used}
+    used = {str(n.get("path")) for kind in _kinds(said[0]) for n in notes(said[0], kind)}
+    near = [r for r in case.evidence.ranks if r.host == said[0].host]
+    writers = {
+        path: [r for r in (near if path.startswith(_LOCAL) else case.evidence.ranks) if _wrote(r, path)]
+        for path in used
+    }
     path = max(writers, key=lambda p: len(writers[p]), default="")
     if not path or len(writers[path]) < 2:
         return None
@@ -47,6 +54,15 @@ def find(case: Case) -> Verdict | None:
         fix="let rank 0 alone write it, to another name, then os.replace(); or put the rank into the name; a barrier before reading",
         can_go_on=False,
     )
+
+
+def _kinds(rank: Rank) -> tuple[str, ...]:
+    """Notes of the files among which the damaged one is: of torch.load, torch.save, or none if another function read it."""
+    frames = rank.failure.frames if rank.failure else ()
+    if not frames:
+        return "loaded", "saved"
+    functions = [f.function for f in frames if f.file.endswith("torch/serialization.py")]
+    return tuple(kind for name, kind in (("load", "loaded"), ("save", "saved")) if name in functions)
 
 
 def _wrote(rank: Rank, path: str) -> bool:

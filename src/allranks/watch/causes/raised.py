@@ -49,6 +49,10 @@ _ADVICE = (
         r"Unable to find address for|(socket|network) interface",
         "GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME names an interface this host has not; `ip -br addr` shows them",
     ),
+    (
+        r"[Aa]ddress already in use",
+        "all ranks of a host share its ports: let one rank listen, or add LOCAL_RANK to the number of the port",
+    ),
     (r"KeyboardInterrupt", "somebody pressed Ctrl-C"),
 )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 from allranks.watch.case import Case
+from allranks.watch.evidence import Failure
+from allranks.watch.stacks import is_inside
 from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR208", "shared-memory-full"
 
 _FULL = re.compile(
     r"unable to (?:allocate|write to|mmap).{0,60}shared memory|insufficient shared memory|out of shared "
-    r"memory|No space left on device.*torch_|torch_.*No space left|unable to mmap .* bytes from file </torch_",
+    r"memory|No space left on device[^\n]*/torch_\d+_\d|/torch_\d+_\d[^\n]*No space left|unable to mmap .* bytes from file </torch_",
     re.I | re.S,
 )
 
@@ -19,7 +21,10 @@ _FULL = re.compile(
 def find(case: Case) -> Verdict | None:
     for rank in case.roots:
         text = "\n".join((rank.failure.message, *rank.failure.text)) if rank.failure else ""
-        if not text or not _FULL.search(text + "\n".join(rank.output)):
+        # What a worker printed before it died; of another error it tells nothing.
+        printed = rank.output if rank.failure and _is_of_loader(rank.failure) else ()
+        text = "\n".join((text, *printed))
+        if not _FULL.search(text):
             continue
         node = case.node_of(rank)
         line = next((x.strip() for x in text.split("\n") if _FULL.search(x)), "")
@@ -49,3 +54,7 @@ def find(case: Case) -> Verdict | None:
             can_go_on=False,
         )
     return None
+
+
+def _is_of_loader(failure: Failure) -> bool:
+    return "DataLoader worker" in failure.message or is_inside(failure.frames, "utils/data/dataloader.py")

@@ -9,7 +9,7 @@ from allranks.watch.verdict import Verdict
 
 CODE, NAME = "AR209", "too-many-open-files"
 
-_MANY = re.compile(r"Too many open files|received 0 items of ancdata|\bEMFILE\b", re.I)
+_MANY = re.compile(r"Too many open files(?! in system)|received 0 items of ancdata|\bEMFILE\b", re.I)
 
 
 def find(case: Case) -> Verdict | None:

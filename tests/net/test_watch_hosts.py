@@ -30,6 +30,8 @@ def tell(step, model):
         time.sleep(1000)
     if RANK == 1 and step > 20 and os.path.exists("crash"):
         __import__("ctypes").string_at(0)
+    if RANK == 0 and step > 20 and os.path.exists("woken"):
+        open("went-on", "w").close()
 
 start()
 train(tell, epochs=100000)
@@ -40,29 +42,36 @@ SCRIPTS = str(Path(__file__).parents[1] / "faults" / "scripts")
 @pytest.fixture
 def job(make_hosts: MakeHosts, tmp_path: Path) -> tuple[Hosts, list[Command]]:
     """Two hosts with a rank each, training."""
+    return started(make_hosts, tmp_path, 1)
+
+
+def started(make_hosts: MakeHosts, tmp_path: Path, nproc: int) -> tuple[Hosts, list[Command]]:
+    """Two hosts with that many ranks each, training."""
     hosts = make_hosts(2)
     script = tmp_path / "train.py"
     script.write_text(TRAIN.format(scripts=SCRIPTS))
     commands = [
         hosts.start(
             hosts.names[n], "allranks", "run", "--nnodes", "2", "--node-rank", str(n),
-            "--master-addr", hosts.address(1), "--master-port", "29500", "--nproc", "1", script,
+            "--master-addr", hosts.address(1), "--master-port", "29500", "--nproc", str(nproc), script,
             env={"OMP_NUM_THREADS": "1", "ALLRANKS_HOME": str(tmp_path / f"home{n}")},
         )
         for n in range(2)
     ]  # fmt: skip
-    deadline = time.monotonic() + 45
-    while not (tmp_path / "pid-1").exists():
+    deadline = time.monotonic() + 45 * nproc
+    while not all((tmp_path / f"pid-{rank}").exists() for rank in range(1, 2 * nproc)):
         assert time.monotonic() < deadline, commands[0].err + commands[1].err
         time.sleep(0.05)
     return hosts, commands
 
 
-def rank_of(command: Command) -> int:
-    """The process of a node's only rank, in this namespace's numbers."""
+def rank_of(command: Command, local_rank: int = 0) -> int:
+    """The process of one of a node's ranks, in this namespace's numbers."""
     (agent,) = children_of(command.process.pid)
     found = [p for p in children_of(agent) if b"train.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    return found[0]
+    told = f"LOCAL_RANK={local_rank}".encode()
+    (pid,) = [p for p in found if told in Path(f"/proc/{p}/environ").read_bytes().split(b"\0")]
+    return pid
 
 
 def verdict(command: Command, code: str, timeout_s: float = 12) -> list[str]:
@@ -84,6 +93,25 @@ def test_rank_when_stopped_or_killed_on_one_host_then_both_say_the_same(
     told = [verdict(c, code) for c in commands]
     assert f"rank 1 on {hosts.names[1]}" in told[0][0]
     assert told[0] == told[1]
+
+
+@pytest.mark.timeout(240)  # torch starts four times: 25 s and more where other work shares the cores
+def test_rank_when_it_alone_of_two_on_its_host_is_stopped_then_both_name_it_and_it_can_be_woken(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    hosts, commands = started(make_hosts, tmp_path, 2)
+    pid = rank_of(commands[1], 1)
+    os.kill(pid, signal.SIGSTOP)
+    told = [verdict(c, "AR221", timeout_s=30) for c in commands]
+    assert told[0] == told[1]
+    assert f"rank 3 on {hosts.names[1]} is stopped" in told[0][0]
+    assert not re.search(r"rank [012] on \S+ (is|are) stopped", told[0][0])
+    (tmp_path / "woken").touch()  # rank 0 waits in a step: it sees this only in the next one
+    os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "went-on").exists():
+        assert time.monotonic() < deadline, commands[0].err + commands[1].err
+        time.sleep(0.05)
 
 
 def test_rank_when_it_sleeps_on_the_other_host_then_its_line_is_named_on_both(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.watch.decide import decide
-from allranks.watch.evidence import Call, Evidence, Exit, Failure, Node, Rank, Record, Stack, Worker
+from allranks.watch.evidence import Call, Evidence, Exit, Failure, Node, Rank, Record, Stack, Words, Worker
 from allranks.watch.verdict import Place
 
 LINE = Place("/home/ann/train.py", 27, "main", "loss.backward()")
@@ -79,6 +79,7 @@ def test_signal_when_another_rank_failed_first_or_it_is_no_crash_then_no_crash_i
     crashed = ended(code=-number, signal=number)
     assert told(alive(), crashed) == code
     assert told(BAD_INDEX, crashed) == "AR200"
+    assert told(ended(0, at_s=4.0, exit_kind="hard_exit"), crashed) == "AR205"
     assert told(alive(), ended(code=-15, signal=15)) == "AR201"
     assert told(alive(), replace(crashed, exit=Exit(-number, number, 5.0, by_us=True))) == ""
 
@@ -89,7 +90,7 @@ def test_abort_when_gloo_lost_a_peer_then_that_peer_is_told() -> None:
         "  what():  Connection closed by peer",
     )
     lost = ended(signal=6, code=-6, output=output)
-    assert told(BAD_INDEX, lost) == "AR200"
+    assert told(alive(), lost) == "AR266"
     assert told(replace(BAD_INDEX, exit=Exit(1, None, 6.0)), lost) == "AR200"  # though it was seen later
     assert (
         told(replace(BAD_INDEX, exit=Exit(1, None, 6.0)), replace(lost, output=("std::bad_alloc",)))
@@ -109,7 +110,10 @@ def test_exit_when_nobody_waits_or_an_error_came_first_then_it_is_not_told() -> 
     assert told(alive(), left) == "AR205"
     assert told(alive(phase="evaluate", state="R"), left) == ""
     assert told(replace(left, rank=0), left) == ""
-    assert told(BAD_INDEX, ended(phase="exit", exit_kind="system_exit", exit_code=1)) == "AR200"
+    late = ended(phase="exit", exit_kind="system_exit", exit_code=1)
+    assert told(BAD_INDEX, late) == "AR200"
+    stopped = ended(0, code=130, at_s=4.0, exit_kind="exception", exception=Words("KeyboardInterrupt"))
+    assert told(stopped, late) == ""
 
 
 def in_pair(*members: int) -> Call:
@@ -256,7 +260,7 @@ def test_damaged_file_when_one_rank_writes_it_or_it_is_another_then_the_writers_
     assert told(keeps(alive(), *both), keeps(bad, *both)) == "AR211"
     assert told(keeps(alive(), *both), keeps(bad, "loaded /d/best.pt")) == "AR200"
     assert told(keeps(alive(), "saved /d/0.pt"), keeps(bad, "saved /d/1.pt", "loaded /d/1.pt")) == "AR200"
-    assert told(keeps(alive(), *both), keeps(BAD_INDEX, *both)) == "AR200"
+    assert told(keeps(BAD_INDEX, *both), keeps(bad, *both)) == "AR200"
     # a download that was cut off, while the checkpoints of the job are sound
     assert told(keeps(alive(), "saved /d/best.pt"), keeps(bad, "saved /d/best.pt", "loaded /x.pt")) == "AR200"
     unpickled = raised(
@@ -374,12 +378,14 @@ def test_thread_when_its_calls_are_in_a_group_of_its_own_then_it_is_in_no_race()
     beat = replace(call, where=replace(LINE, line=40), thread="beat", shape=(1,), numel=1, number=2)
     apart = replace(beat, group="beats", members="0,1", seq=3)
 
-    def code(side: Call, *mains: Call) -> str:
-        ranks = [alive(n, phase="python", group_seq=17, calls=(c, side)) for n, c in enumerate(mains)]
+    def code(side: Call, *mains: Call, **differs: Any) -> str:
+        sides = side, replace(side, **differs)
+        ranks = [alive(n, phase="python", group_seq=17, calls=(c, sides[n])) for n, c in enumerate(mains)]
         return told(*ranks, trigger="mismatch")
 
     other = replace(call, shape=(5,), numel=5)
     assert code(replace(beat, seq=17), call, other) == "AR261"
     assert code(apart, call, other) == "AR253"
     assert code(apart, call, call) == ""
+    assert code(apart, call, call, numel=2, shape=(2,)) == "AR253"
     assert code(replace(beat, op="isend", seq=17), call, other) == "AR253"

@@ -78,6 +78,25 @@ def test_store_when_its_name_takes_long_then_it_is_named_later_only(
     assert (verdict.code if verdict and verdict.code == "AR307" else None) == code
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "state", "code"),
+    [(4.0, "S", None), (12.0, "S", "AR307"), (12.0, "R", None), (70.0, "R", "AR307")],
+)
+def test_store_when_rank_0_has_come_but_not_opened_it_yet_then_it_is_given_time(
+    waited_s: float, state: str, code: str | None
+) -> None:
+    others = [waiting(n, "127.0.0.1:29500", store="127.0.0.1 refuses") for n in range(3)]
+    first = others[0]
+    assert first.record is not None
+    first = replace(first, state=state, record=replace(first.record, phase_s=waited_s))
+    verdict = decide(Evidence(3, (first, *others[1:]), (Node(0, "gpu-a"),), trigger="network"))
+    assert (verdict.code if verdict else None) == code
+    gone = decide(
+        Evidence(3, tuple(others[1:]), (Node(0, "gpu-a"),), trigger="network")
+    )  # it is not there at all
+    assert gone is not None and gone.code == "AR307"
+
+
 def test_store_when_all_go_to_one_place_that_listens_then_nothing_is_said() -> None:
     ranks = tuple(waiting(n, "10.0.0.1:29500", store="10.0.0.1 listens") for n in range(2))
     assert decide(Evidence(2, ranks, (Node(0, "gpu-a"),), trigger="network")) is None

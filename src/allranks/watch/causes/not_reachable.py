@@ -13,6 +13,8 @@ from allranks.watch.verdict import Verdict, many
 CODE, NAME = "AR307", "store-not-reachable"
 MIN_WAIT_S = 2.5
 SLOW_NAME_S = 8.0
+OPENS_S, OPENS_BUSY_S = 10.0, 60.0
+"""So long may rank 0, which is there, take to open the store; the second while it still computes, as with many ranks on a core."""
 
 _SAYS = re.compile(
     r"client socket has (?:failed to connect|timed out)|failed to connect "
@@ -55,12 +57,20 @@ def _waiting(case: Case) -> Verdict | None:
     places = {r.rank: meeting_point(r) for r in waits if meeting_point(r)}
     apart = [r for r in waits if _is_apart(r, places, case)]
     waited_s = case.waited_s() or 0.0
-    lonely = [r for r in waits if _is_lonely(r.notes.get("store", ""), waited_s)]
+    is_opened = not any(r.rank == 0 and _opens(r, case) for r in waits)
+    lonely = [r for r in waits if is_opened and _is_lonely(r.notes.get("store", ""), waited_s)]
     found = apart or lonely
     if not found:
         return None
     facts = [f"rank {n} goes to {at}" for n, at in list(places.items())[:4]] if apart else []
     return _say(case, found, f" at {meeting_point(found[0])}", facts, where=None)
+
+
+def _opens(first: Rank, case: Case) -> bool:
+    """Whether rank 0 may be on its way: it has come to the call that opens the store, and nobody listens there yet."""
+    seen = first.notes.get("store", "")
+    limit_s = OPENS_BUSY_S if first.state in ("R", "D") else OPENS_S
+    return "refuses" in seen and "listens" not in seen and case.waits[first.rank].age_s < limit_s
 
 
 def _is_lonely(seen: str, waited_s: float) -> bool:

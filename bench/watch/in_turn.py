@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 STEPS, SETTLE = 20, 10
-"""Of a half, and before it: after a switch the code that is called now was in no cache."""
+"""Of a part, and before it: after a switch the code that is called now was in no cache."""
 PASS = 3000
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 STALE_NS = 400_000_000
-"""No longer is it since the last clock, however many steps there are until one is looked at."""
+"""No longer is it since the last clock, or since steps were found quick, however many there are until one is looked at."""
 FIRST, END = at.PYTHON, at.OPTIMIZER + 1
 """What a step is made of: the phases that have light marks."""
 FORGET_NS = 25_000_000

@@ -117,9 +117,8 @@ def note_step_end() -> bool:
     while is_quick and period < _MOST_STEPS and 2 * period * length <= _ASKED_EVERY_NS:
         period *= 2
     if not is_quick and _writer.next_looked > step + 2:
-        _writer.end_light(
-            now
-        )  # the record's thread would not: steps that are all asked were never asked long ago
+        # The record's thread would not end them: from now on it is asked at each step, so it was never long ago.
+        _writer.end_light(now)
         _writer.look_soon()
     light.asked_step, light.asked_ns, light.ask_every = step, now, period
     light.ask_at = (step // period + 1) * period

@@ -1,6 +1,7 @@
 """Can this process still take its GIL? A daemon thread that counts ten times a second (pace.py), and answers when asked.
 
-A count that stands still while the process lives means: the GIL is held in C, or the process is stopped.
+A count that stands still while the process lives means: the GIL is held in C, or the process is stopped. While quick steps end, it goes on
+without the GIL: that they do shows that it is free.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ def related_lines(rank: Rank) -> tuple[Place, ...]:
         return tuple(_of_two_passes(dict.fromkeys(f.file for f in user_frames(failure.frames))))
     if failure is not None and _NO_GRADIENT.search(failure.message):
         return tuple(_frozen_after_wrapping(dict.fromkeys(f.file for f in user_frames(failure.frames))))
-    if (
-        failure is not None and failure.kind == "BdbQuit"
-    ):  # raised at the line that comes after, perhaps the head of a loop
+    if failure is not None and failure.kind == "BdbQuit":
+        # Raised at the line that comes after, perhaps the head of a loop.
         found = _matching(dict.fromkeys(f.file for f in user_frames(failure.frames)), _BREAKPOINT)
         return tuple(p for p in found if not p.code.startswith("#"))[:MOST]
     if any(UNKNOWN_RANK.search(line) for line in rank.output) and record is not None and record.exit_where:

@@ -57,8 +57,8 @@ def _waiting(case: Case) -> Verdict | None:
     places = {r.rank: meeting_point(r) for r in waits if meeting_point(r)}
     apart = [r for r in waits if _is_apart(r, places, case)]
     waited_s = case.waited_s() or 0.0
-    is_opened = not any(r.rank == 0 and _opens(r, case) for r in waits)
-    lonely = [r for r in waits if is_opened and _is_lonely(r.notes.get("store", ""), waited_s)]
+    is_coming = any(r.rank == 0 and _may_open(r, case) for r in waits)
+    lonely = [] if is_coming else [r for r in waits if _is_lonely(r.notes.get("store", ""), waited_s)]
     found = apart or lonely
     if not found:
         return None
@@ -66,7 +66,7 @@ def _waiting(case: Case) -> Verdict | None:
     return _say(case, found, f" at {meeting_point(found[0])}", facts, where=None)
 
 
-def _opens(first: Rank, case: Case) -> bool:
+def _may_open(first: Rank, case: Case) -> bool:
     """Whether rank 0 may be on its way: it has come to the call that opens the store, and nobody listens there yet."""
     seen = first.notes.get("store", "")
     limit_s = OPENS_BUSY_S if first.state in ("R", "D") else OPENS_S

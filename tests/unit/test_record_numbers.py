@@ -41,6 +41,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
         "_last": 0,
         "_since": (0, 0),
         "_cost_ns": 0,
+        "_took_ns": 0,
         "_names": [],
         "_slot": 0,
         "_file": None,
@@ -188,6 +189,22 @@ def test_fingerprint_when_the_cost_is_known_then_steps_are_a_power_of_two_apart(
     assert taken[:2] == [1, 2]
     assert taken[-1] % (taken[-1] & -taken[-1]) == 0
     assert all(period >= 2 for period in periods)
+
+
+@pytest.mark.parametrize("took_ms", [(12.0, 0.3), (12.0, 0.3, 0.3, 20.0), (12.0, 0.3, 20.0, 0.3)])
+def test_fingerprint_when_one_took_long_then_the_next_is_not_put_off(
+    writer: Writer, model: nn.Module, monkeypatch: pytest.MonkeyPatch, took_ms: tuple[float, ...]
+) -> None:
+    times: list[int] = []
+    monkeypatch.setattr(fingerprints, "monotonic_ns", lambda: times.pop(0))
+    step, now_ms, step_ms = 0, 0.0, 12
+    for took in took_ms:
+        now_ms += (fingerprints.next_step - step) * step_ms
+        step = fingerprints.next_step
+        times += [int(now_ms * 1e6), int((now_ms + took) * 1e6)]
+        now_ms += took
+        fingerprints.take(step)
+    assert times == [] and 300 <= (fingerprints.next_step - step) * step_ms < 1000
 
 
 @pytest.mark.parametrize(

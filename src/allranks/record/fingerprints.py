@@ -44,7 +44,7 @@ _writer = process.WRITER
 next_step = 1
 _last = 0  # step of the check before
 _since = (0, 0)  # step and time from which on it is measured how long steps take
-_cost_ns = 0
+_cost_ns = _took_ns = 0  # what a check is taken to cost, and what the last one took
 _names: list[str] = []
 _slot = 0
 _file: memoryview | None = None
@@ -61,7 +61,7 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
         optimizer: Who has stepped; one that holds no parameter of a replica is passed over.
         num_steps: Steps of all optimizers that have ended.
     """
-    global next_step, _last, _since, _cost_ns, _strangers, _optimizer
+    global next_step, _last, _since, _cost_ns, _took_ns, _strangers, _optimizer
     if not states.is_synchronised or is_in_backward:
         next_step, states.is_synchronised = states.NEVER, True
     if next_step == states.NEVER:
@@ -84,8 +84,9 @@ def take(step: int, *, is_in_backward: bool = False, optimizer: Any = None, num_
         next_step = states.NEVER
         return
     ended = monotonic_ns()
-    cost = ended - began
-    _cost_ns = (_cost_ns + cost) // 2 if _cost_ns else cost
+    before_ns, _took_ns = _took_ns, ended - began
+    # The lesser of two: the first makes the file, and any may be interrupted, which would put off the next by minutes.
+    _cost_ns = min(before_ns, _took_ns) if before_ns else _took_ns
     period = 1
     if _last:
         period = _period((began - _since[1]) // max(1, step - _since[0]))
@@ -211,9 +212,9 @@ def _forget_checks() -> None:
 
 
 def _after_fork() -> None:
-    global next_step, _last, _cost_ns, _names, _file, _strangers, _optimizer
+    global next_step, _last, _took_ns, _names, _file, _strangers, _optimizer
     _optimizer = None
-    next_step, _last, _cost_ns, _names, _file, _strangers = 1, 0, 0, [], None, 0
+    next_step, _last, _took_ns, _names, _file, _strangers = 1, 0, 0, [], None, 0
 
 
 process.AFTER_FORK.append(_after_fork)

@@ -23,6 +23,7 @@ FEW = (
     "stopped",
     "loader_stuck",
     "guarded_barrier",
+    "keeps_an_error_quiet",
     "other_line",
     "own_loss_logged",
     "drifts",
@@ -31,7 +32,7 @@ FEW = (
     "uneven",
     "unused_on_one",
 )
-QUIET_FEW = ("checkpoint_on_rank_zero", "groups_of_ranks")
+QUIET_FEW = ("checkpoint_on_rank_zero", "groups_of_ranks", "skips_together")
 
 
 def scripts(folder: str, few: tuple[str, ...]) -> list[Path]:

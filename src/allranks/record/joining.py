@@ -36,7 +36,7 @@ def _marked_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
             with states.inside_call():
                 init(*args, **kwargs)
         except BaseException as error:
-            states.communication_failed(error, "init_process_group")
+            states.raised(error, "init_process_group")
             raise
         finally:
             _writer.mark(before)

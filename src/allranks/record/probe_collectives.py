@@ -91,7 +91,7 @@ def _marked(function: Callable[..., Any], name: str, module: Any, is_counted: bo
             result = function(*args, **kwargs)
             flags = at.ASYNC if _note_handles(result, slot) else 0
         except BaseException as error:
-            states.communication_failed(error, name)
+            states.raised(error, name)
             raise
         finally:
             inside.discard(thread)
@@ -136,7 +136,7 @@ def _marked_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
             result = wait(self, *args, **kwargs)
             flags = 0
         except BaseException as error:
-            states.communication_failed(error, "wait")
+            states.raised(error, "wait")
             raise
         finally:
             _writer.exit_collective(slot, flags)

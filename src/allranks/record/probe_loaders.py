@@ -10,7 +10,7 @@ from sys import _getframe
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, counts, draws, passes, process, states, taken
+from allranks.record import compat, counts, draws, passes, process, states, taken, thrown
 from allranks.record import layout as at
 from allranks.record.layout import W_SINCE_NS
 from allranks.record.light import stands_for
@@ -18,6 +18,7 @@ from allranks.record.probe_training import resume
 
 _writer, _lines = process.WRITER, process.LINES
 _light = _writer.light
+_BATCH = "the next batch"
 _DRAWN, _ENDED_NS = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS
 _passes = 0
 _current: Pass | None = None
@@ -116,7 +117,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if light.is_on and id(self) == light.iterator:
             try:
                 batch = draw(self)
-            except StopIteration as error:
+            except BaseException as error:
                 stopped(error, self)
                 raise
             finally:
@@ -128,7 +129,9 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def stopped(error: BaseException, iterator: Any) -> None:
         one = getattr(iterator, "_allranks_pass", None)
-        if isinstance(error, StopIteration) and one is not None:  # else it has the id of one that is gone
+        if not isinstance(error, StopIteration):
+            thrown.note(error, _BATCH)
+        elif one is not None:  # else it has the id of one that is gone
             _pass_ended(one)
 
     stands_for(at.DATA, marked_next, draw)
@@ -155,6 +158,9 @@ def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:
         batch = draw(iterator)
     except StopIteration:
         _pass_ended(one)
+        raise
+    except BaseException as error:
+        thrown.note(error, _BATCH)
         raise
     finally:
         _writer.mark(before)

@@ -73,7 +73,7 @@ def mark_backward(module: Any) -> None:
             try:
                 return backward(*args, **kwargs)
             except BaseException as error:
-                states.communication_failed(error, "backward")
+                states.raised(error, "backward")
                 raise
             finally:
                 if not light.is_on:
@@ -82,7 +82,7 @@ def mark_backward(module: Any) -> None:
 
     stands_for(BACKWARD, marked_backward, backward)
     module.backward = counts.quicken(
-        marked_backward, counts.BACKWARD, light, backward, lambda e, _: states.communication_failed(e, "backward"), resume
+        marked_backward, counts.BACKWARD, light, backward, lambda e, _: states.raised(e, "backward"), resume
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def _until_done(what: str, before: int, call: Callable[..., Any], /, *args: Any,
     try:
         return call(*args, **kwargs)
     except BaseException as error:
-        states.communication_failed(error, what)
+        states.raised(error, what)
         raise
     finally:
         _writer.mark(before)
@@ -225,7 +225,7 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = forward(self, *inputs, **kwargs)
             except BaseException as error:
-                states.communication_failed(error, "forward")
+                states.raised(error, "forward")
                 raise
             finally:
                 if not light.is_on:
@@ -243,7 +243,7 @@ def marked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     stands_for(FORWARD, marked_forward, forward)
     marked = counts.quicken(
-        marked_forward, counts.FORWARD, light, forward, lambda e, _: states.communication_failed(e, "forward"), resume,
+        marked_forward, counts.FORWARD, light, forward, lambda e, _: states.raised(e, "forward"), resume,
         is_grad_enabled=is_grad_enabled, unsynchronised=unsynchronised,
     )  # fmt: skip
     return compiling.let_dynamo_see(marked, forward)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
 
-from allranks.record import compat, process
+from allranks.record import compat, process, thrown
 from allranks.record import layout as at
 from allranks.record.counts import IS_COMPILED, QUICK_STEP_NS
 
@@ -146,8 +146,9 @@ def inside_call() -> Iterator[None]:
         inside.discard(thread)
 
 
-def communication_failed(error: BaseException, what: str) -> None:
+def raised(error: BaseException, what: str) -> None:
     """A collective, forward or backward raised; without a launcher of ours, `on_failure` says here what is known."""
+    thrown.note(error, what)
     if on_failure is not None:
         on_failure(error, what)
 

@@ -17,7 +17,7 @@ from allranks.watch.evidence import Evidence, Node, Rank
 from allranks.watch.stacks import is_library, shown, user_frames, user_place
 from allranks.watch.verdict import Confidence, Place, Verdict, many, ranks_text, seconds
 
-_VICTIM = re.compile(
+LOST_PEERS = re.compile(
     r"Connection (closed|reset) by peer|Connection reset|Timed out waiting|Application timeout caused pair closure|Broken pipe"
     r"|Socket Timeout|Read error|Write error|writev|recvValue failed|sendBytes failed|failed to recv|remote process exited"
     r"|wait timeout after|Watchdog caught collective operation timeout|NCCL communicator was aborted|unhandled system error"
@@ -326,13 +326,13 @@ def is_victim(rank: Rank) -> bool:
     if failure is not None:
         if failure.kind == "ConnectionError" and not any(is_of_torch(f.file) for f in failure.frames):
             return False  # requests has one of this name, too: a download of the script's own
-        return failure.kind in _COMM_KINDS and bool(_VICTIM.search(failure.message))
+        return failure.kind in _COMM_KINDS and bool(LOST_PEERS.search(failure.message))
     if words is not None:
-        return words.kind in _COMM_KINDS and bool(_VICTIM.search(words.message))
+        return words.kind in _COMM_KINDS and bool(LOST_PEERS.search(words.message))
     if rank.exit is not None and rank.exit.signal == 6:
         thrown = next((i for i, line in enumerate(rank.output) if "gloo::IoException" in line), None)
         # "terminate called after throwing an instance of ..." and "  what():  ..." are two lines.
-        return thrown is not None and any(_VICTIM.search(x) for x in rank.output[thrown : thrown + 2])
+        return thrown is not None and any(LOST_PEERS.search(x) for x in rank.output[thrown : thrown + 2])
     return False
 
 

@@ -16,12 +16,18 @@ from allranks.watch.causes import (
     unfrozen,
 )
 from allranks.watch.evidence import Evidence
+from allranks.watch.explained import explained
 from allranks.watch.verdict import Alternative, Verdict
 
 
 def decide(evidence: Evidence) -> Verdict | None:
     """The most probable verdict, with the next one as an alternative where it is not certain; None if nothing is shown."""
     case = Case(evidence)
+    return explained(case, _decide(case))
+
+
+def _decide(case: Case) -> Verdict | None:
+    evidence = case.evidence
     if evidence.trigger == "slow":
         return straggler.find(case)
     if evidence.trigger == "numbers":
@@ -47,4 +53,4 @@ def decide(evidence: Evidence) -> Verdict | None:
 def decide_all(evidence: Evidence) -> tuple[Verdict, ...]:
     """Everything that is wrong in silence: several things may be at once, and the job goes on."""
     case = Case(evidence)
-    return tuple(v for cause in SILENT if (v := cause.find(case)) is not None)
+    return tuple(v for cause in SILENT if (v := explained(case, cause.find(case))) is not None)

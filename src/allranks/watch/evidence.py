@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from allranks.watch.observed import Check, FileLock, Loop, NotFinite, Socket, Value
+from allranks.watch.observed import Caught, Check, FileLock, Loop, NotFinite, Socket, Value
 from allranks.watch.verdict import Place
 
 T = TypeVar("T")
@@ -268,6 +268,10 @@ class Rank:
     """The innermost `if` or `while` around the line it stands at, in its function."""
     values: tuple[Value, ...] = ()
     """Of the names in the line on which it depends that ranks part (peeking.py)."""
+    caught: tuple[Caught, ...] = ()
+    """Errors after which it went on, oldest first."""
+    handlers: tuple[Place, ...] = ()
+    """Those `except` around the lines it stands at that would take an error and go on."""
     loops: tuple[Loop, ...] = ()
     """Of the user's frames of its main thread, innermost first; frames in no loop are left out."""
     notes: dict[str, str] = field(default_factory=dict)

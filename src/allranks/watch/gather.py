@@ -17,6 +17,7 @@ from allranks.record import page
 from allranks.record.notes import read_notes
 from allranks.watch import proc, source, store
 from allranks.watch.asking import NO_STACKS, Asker, Stacks, Target, without_ours
+from allranks.watch.caught import handlers_of, with_errors
 from allranks.watch.evidence import Node, Rank, Stack, Worker
 from allranks.watch.file_locks import file_lock_of
 from allranks.watch.reading import (
@@ -96,7 +97,7 @@ def take(
         taken = _rank(rank, newest.get(rank.pid), stacks, again, span, with_models)
         kids = tuple(_worker(by_pid[p], stacks, (before[p], after[p])) for p in workers[rank.pid])
         if taken.record is not None and (own := newest.get(rank.pid)):
-            taken = replace(taken, record=with_notes(taken.record, own))
+            taken = with_errors(replace(taken, record=with_notes(taken.record, own)))
         taken = replace(taken, workers=kids, sockets=proc.sockets(rank.pid) if with_sockets else ())
         out.append(store.with_store(replace(taken, file_lock=file_lock_of(taken))))
     return tuple(out)
@@ -109,7 +110,7 @@ def take_quietly(ranks: Sequence[Rank], folder: Path | None) -> tuple[Rank, ...]
         found = page_of(folder, rank.pid)
         if found is not None:
             record = with_numbers(record_of(found, with_model=True), found)
-            out.append(replace(rank, state=proc.state(rank.pid), record=record))
+            out.append(with_errors(replace(rank, state=proc.state(rank.pid), record=record)))
     return tuple(out)
 
 
@@ -202,6 +203,7 @@ def _rank(
         guard=next((g for f in frames[:4] if (g := guard_of(f)) is not None), None),
         is_cleaning_up=any(source.is_cleanup(source_of(f.file), f.line) for f in frames[:6]),
         condition=next((c for f in frames[:4] if (c := condition_of(f)) is not None), None),
+        handlers=handlers_of(frames),
         loops=tuple(loop for f in frames if (loop := loop_of(f)) is not None),
     )
 
@@ -277,7 +279,7 @@ def last_evidence(rank: Rank, folder: Path | None, found: page.Record | None = N
     record = with_notes(record_of(found, with_model=True), found)
     broken = next((c for c in reversed(record.calls) if c.is_inside or c.has_failed), None)
     guard = guard_of(broken.where) if broken is not None and broken.where is not None else None
-    return replace(rank, record=record, crash=crash, crash_reason=reason, guard=guard)
+    return with_errors(replace(rank, record=record, crash=crash, crash_reason=reason, guard=guard))
 
 
 def node_of(node: Node, oom_before: int) -> Node:

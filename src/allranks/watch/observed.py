@@ -88,3 +88,25 @@ class Value:
     line: int
     name: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """An error that came out of a batch, a forward, a backward or a collective, after which the script went on."""
+
+    kinds: tuple[str, ...]
+    """Names of its class and those above."""
+    message: str
+    what: str
+    """What raised it, in words."""
+    step: int
+    """Optimizer steps that had ended."""
+    where: Place | None = None
+    """The user's line at which it was raised, or that called what raised it."""
+    handler: Place | None = None
+    """The `except` that took it, as far as the source says."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The same on ranks that all met with it."""
+        return self.kinds[:1], self.what, self.step

@@ -14,6 +14,9 @@ _RANK_TEST = re.compile(
 )
 
 
+_EXITS = ("exit", "_exit", "abort", "quit", "kill")
+
+
 @lru_cache(maxsize=8)
 def _tree(source: str) -> ast.Module | None:
     """What the source says, None if it is not Python; kept, since a look asks some fifteen times a rank (50 ms in 7,000 lines)."""
@@ -87,6 +90,38 @@ def is_cleanup(source: str, line: int) -> bool:
         return False
     tries = [n for n in ast.walk(tree) if isinstance(n, ast.Try)]
     return any(_holds(part, line) for n in tries for part in (*n.handlers, *n.finalbody))
+
+
+@lru_cache(maxsize=256)
+def handlers(source: str, line: int) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """Those `except` around `line` after which the program goes on, innermost first: (line, names of what they take).
+
+    No names: they take everything.
+    """
+    if (tree := _tree(source)) is None:
+        return ()
+    tries = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Try) and any(_holds(part, line) for part in n.body)
+    ]
+    return tuple(
+        (handler.lineno, _names(handler.type))
+        for node in sorted(tries, key=lambda n: n.lineno, reverse=True)
+        for handler in node.handlers
+        if not any(_ends(statement) for statement in handler.body)
+    )
+
+
+def _names(kind: ast.expr | None) -> tuple[str, ...]:
+    """'RuntimeError' of `except torch.cuda.RuntimeError`."""
+    parts = kind.elts if isinstance(kind, ast.Tuple) else [] if kind is None else [kind]
+    return tuple(ast.unparse(part).rpartition(".")[2] for part in parts)
+
+
+def _ends(statement: ast.stmt) -> bool:
+    """Whether it ends the program, or passes the error on; what stands under a condition may not."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func).rpartition(".")[2] in _EXITS
+    return isinstance(statement, ast.Raise)
 
 
 def ways_out(source: str, first: int, last: int) -> list[int]:

@@ -23,6 +23,7 @@ from allranks.watch.causes import (
     drift,
     endless_loop,
     exited,
+    failed_call_caught,
     file_lock,
     file_not_there,
     finished,
@@ -141,6 +142,6 @@ SILENT: tuple[Cause, ...] = (
     listed_differently, split_differs, same_samples, not_divided, same_order, not_split, no_data, same_randomness, padded, leak,
     # training
     gradient_not_finite, never_averaged, buffers_differ, never_trained, scheduler_too_often, one_path,
-    left_over, aliased, floored, own_entry, mean_of_means, names_unmatched,
+    left_over, aliased, floored, own_entry, mean_of_means, names_unmatched, failed_call_caught,
 )  # fmt: skip
 """Asked when ranks have noted something of their data, replicas or files; all that are found are said."""

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-BLOCK = 250
-"""Steps with the marks, then without."""
+BLOCK = 210
+"""Steps with the marks, then without. Powers of two, at which something is due, fall on all parts of two blocks."""
 LEFT_OUT = 1000
 """Steps at the beginning, in which marks that look for something only then are still there."""
 CONTROL, LIGHT, DUE, LOOKED = "control", "light", "due", "looked at"
@@ -144,7 +144,11 @@ def main(steps: int, folder: str) -> None:
         whole.append(perf_counter_ns() - began)
         if number % BLOCK > BLOCK // 5:  # not while what was switched settles
             for name, ns in _now.items():
-                is_due = kind == LIGHT and name == "step ends" and was_due != (light.until, light.until_syncs)
+                is_due = (
+                    kind == LIGHT
+                    and name == "step ends"
+                    and (was_due != (light.until, light.until_syncs) or not light.is_on)
+                )
                 spent[name][DUE if is_due else kind].append(ns)
         _now.clear()
         _is_marked = number // BLOCK % 2 == 0

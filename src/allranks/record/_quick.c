@@ -157,19 +157,35 @@ static inline long long id_of(PyObject *object) { return (long long)(uintptr_t)o
 
 enum { FORWARD, BACKWARD, NEXT_BATCH, NUM_KINDS }; /* as in counts.py */
 
-typedef struct { /* what each call needs comes first */
+#define LINE 64 /* bytes, of a cache */
+
+typedef struct { /* what each call needs comes first, and in one line */
     Counts *light;
     PyObject *original, *is_grad_enabled;
     int kind;
     vectorcallfunc plain;
     PyObject *failed, *resume, *unsynchronised;
-} Mark;
+} __attribute__((aligned(LINE))) Mark;
 
 #define MOST_MARKS 64
-static PyObject *functions_marked[MOST_MARKS]; /* Python functions; for as long as the process lives, as torch's own do */
-static Mark marks[MOST_MARKS];
-static int num_marks;
-static PyObject *averages; /* the name of DDP's attribute */
+
+static struct { /* close together: each page that is touched costs, too */
+    PyObject *averages; /* the name of DDP's attribute */
+    int num_marks;
+    PyObject *functions[MOST_MARKS]; /* Python functions; for as long as the process lives, as torch's own do */
+    Mark marks[MOST_MARKS];
+} all __attribute__((aligned(4096)));
+
+/* -1 with an error set; takes the answer over. */
+static inline int is_yes(PyObject *answer) {
+    if (answer == Py_True || answer == Py_False) {
+        Py_DECREF(answer);
+        return answer == Py_True;
+    }
+    int is_true = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return is_true;
+}
 
 /* Whether the marks of this call are light; -1 with an error set. */
 static int is_light(Mark *mark, PyObject *const *args, Py_ssize_t num) {
@@ -186,13 +202,7 @@ static int is_light(Mark *mark, PyObject *const *args, Py_ssize_t num) {
     if (id_of(args[0]) != light->model) {
         return 0;
     }
-    PyObject *answer = PyObject_CallNoArgs(mark->is_grad_enabled);
-    if (answer == NULL) {
-        return -1;
-    }
-    int is_enabled = PyObject_IsTrue(answer);
-    Py_DECREF(answer);
-    return is_enabled;
+    return is_yes(PyObject_CallNoArgs(mark->is_grad_enabled));
 }
 
 /* What came of a call of ours while the user's error waits: false if it was interrupted (Ctrl-C, a handler that exits), which is set. */
@@ -206,7 +216,7 @@ static int was_said(PyObject *said) {
 }
 
 /* The original has raised: say so. Its error is the one that goes on, whatever goes wrong here. */
-static void tell(Mark *mark, PyObject *first) {
+__attribute__((cold, noinline)) static void tell(Mark *mark, PyObject *first) {
 #if PY_VERSION_HEX >= 0x030c0000
     PyObject *error = PyErr_GetRaisedException();
 #else
@@ -248,9 +258,7 @@ static int count(Mark *mark, PyObject *first) {
         if (light->step_at != NULL) {
             light->step_at[1] = light->micro_steps;
         }
-        PyObject *answer = PyObject_GetAttr(first, averages);
-        int is_averaged = answer == NULL ? -1 : PyObject_IsTrue(answer);
-        Py_XDECREF(answer);
+        int is_averaged = is_yes(PyObject_GetAttr(first, all.averages));
         if (is_averaged < 0) {
             return -1;
         }
@@ -258,25 +266,29 @@ static int count(Mark *mark, PyObject *first) {
             light->syncs++;
             return 0;
         }
-        answer = PyObject_CallNoArgs(mark->unsynchronised);
+        PyObject *answer = PyObject_CallNoArgs(mark->unsynchronised);
         Py_XDECREF(answer);
         return answer == NULL ? -1 : 0;
     }
     return 0;
 }
 
-static PyObject *call_mark(PyObject *function, PyObject *const *args, size_t flags, PyObject *names) {
+#define HOT __attribute__((hot))
+
+HOT static PyObject *call_mark(PyObject *function, PyObject *const *args, size_t flags, PyObject *names) {
     int number = 0;
-    while (functions_marked[number] != function) { /* it is there: only `quicken` puts this into a function */
+    while (all.functions[number] != function) { /* it is there: only `quicken` puts this into a function */
         number++;
     }
-    Mark *mark = &marks[number];
+    Mark *mark = &all.marks[number];
     int light = is_light(mark, args, PyVectorcall_NARGS(flags));
     if (light <= 0) {
         return light < 0 ? NULL : mark->plain(function, args, flags, names);
     }
     PyObject *first = Py_NewRef(args[0]);
-    PyObject *result = PyObject_Vectorcall(mark->original, args, flags, names);
+    PyObject *original = mark->original;
+    PyObject *result = PyFunction_Check(original) ? ((PyFunctionObject *)original)->vectorcall(original, args, flags, names)
+                                                  : PyObject_Vectorcall(original, args, flags, names);
     if (result == NULL) {
         tell(mark, first);
     } else {
@@ -309,7 +321,7 @@ typedef struct {
 
 static PyObject *function_of(PyObject *self) { return ((Front *)self)->function; }
 
-static PyObject *front_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
+HOT static PyObject *front_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
     return call_mark(function_of(self), args, flags, names);
 }
 
@@ -395,7 +407,7 @@ static PyObject *quicken(PyObject *module, PyObject *args) {
     if (mark.kind < 0 || mark.kind >= NUM_KINDS) {
         return PyErr_Format(PyExc_ValueError, "there is no kind %d of marks", mark.kind);
     }
-    if (num_marks == MOST_MARKS || function->vectorcall == call_mark) {
+    if (all.num_marks == MOST_MARKS || function->vectorcall == call_mark) {
         return Py_NewRef(marked);
     }
     mark.plain = function->vectorcall;
@@ -404,8 +416,8 @@ static PyObject *quicken(PyObject *module, PyObject *args) {
     for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++) {
         Py_INCREF(kept[i]);
     }
-    functions_marked[num_marks] = marked;
-    marks[num_marks++] = mark;
+    all.functions[all.num_marks] = marked;
+    all.marks[all.num_marks++] = mark;
 #if PY_VERSION_HEX >= 0x030c0000
     PyFunction_SetVectorcall(function, call_mark);
 #else
@@ -438,7 +450,7 @@ static int is_known(Counts *light, PyObject *optimizer) {
     return found != NULL ? found == Py_True : PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *hook_enter(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+HOT static PyObject *hook_enter(PyObject *self, PyObject *const *args, Py_ssize_t num) {
     int known = num < 1 ? 0 : is_known((Counts *)PyTuple_GET_ITEM(self, LIGHT), args[0]);
     if (known == 0) {
         return PyObject_Vectorcall(PyTuple_GET_ITEM(self, ENTER), args, num, NULL);
@@ -456,7 +468,7 @@ static int was_quick(Counts *light, long long step) {
     return 1;
 }
 
-static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t num) {
+HOT static PyObject *hook_leave(PyObject *self, PyObject *const *args, Py_ssize_t num) {
     Counts *light = (Counts *)PyTuple_GET_ITEM(self, LIGHT);
     int known = num < 1 ? 0 : is_known(light, args[0]);
     if (known < 0) {
@@ -633,7 +645,7 @@ PyMODINIT_FUNC PyInit__quick(void) {
     if (PyType_Ready(&CountsType) < 0 || PyType_Ready(&FrontType) < 0 || PyType_Ready(&PaceType) < 0) {
         return NULL;
     }
-    if (averages == NULL && (averages = PyUnicode_InternFromString("require_backward_grad_sync")) == NULL) {
+    if (all.averages == NULL && (all.averages = PyUnicode_InternFromString("require_backward_grad_sync")) == NULL) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

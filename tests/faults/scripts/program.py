@@ -1,4 +1,4 @@
-# ranks 2; expect AR234; says rank 1 .*waits for .*(process|program); guilty
+# ranks 2; expect AR234; says rank 1 .*waits for .*(process|program); tells is a child of it: sleep 300; guilty
 import subprocess
 from job import RANK, mark, start, train
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allranks.core.job import RankExit
+from allranks.record import layout as at
 from allranks.record import thrown
+from allranks.record.writer import Writer
 from allranks.watch import source
 from allranks.watch.caught import handlers_of, with_errors
 from allranks.watch.decide import decide, decide_all
-from allranks.watch.evidence import Evidence, Exit, Loader, Rank, Record, Words
+from allranks.watch.evidence import Evidence, Exit, Loader, Rank, Record, Words, from_json
 from allranks.watch.observed import Caught
+from allranks.watch.remains import Remains
 from allranks.watch.verdict import Place, Verdict
 
 HANDLER = Place("/home/ann/train.py", 31, "main", "except ValueError:")
@@ -175,4 +180,32 @@ def test_note_of_an_error_then_the_except_that_takes_its_kind(
         Place(str(file), 3, "<module>", "train()"),
     )
     # It stands nowhere any more: what is around the line of its last error.
-    assert [h.line for h in rank.handlers] == [6, 13] == [h.line for h in handlers_of([one.where])]
+    assert [h.line for h in rank.handlers] == [6, 13] == [h.line for h in handlers_of([Place(str(file), 3)])]
+
+
+def ended(rank: int, code: int, folder: Path, *notes: dict[str, Any]) -> RankExit:
+    """A rank of this node that has ended, with its record page and notes."""
+    record = Writer()
+    record.open(str(folder))
+    page = folder / f"{40 + rank}{at.SUFFIX}"
+    Path(record.path or "").rename(page)
+    page.with_name(f"{40 + rank}{at.NOTES_SUFFIX}").write_text("".join(json.dumps(n) + "\n" for n in notes))
+    return RankExit(rank, "gpu-b", 1, code, None, 5.0, (), pid=40 + rank)
+
+
+def test_rank_that_ended_well_on_another_node_then_its_errors_are_sent_and_nothing_where_there_are_none(
+    tmp_path: Path,
+) -> None:
+    note = {
+        "kind": thrown.KIND,
+        "names": ["ValueError", "Exception"],
+        "text": "x",
+        "what": "forward",
+        "step": 3,
+        "lines": [],
+    }
+    kept = Remains()
+    for one in (ended(1, 0, tmp_path, note), ended(2, 0, tmp_path), ended(3, 1, tmp_path)):
+        kept.add(one, tmp_path)
+    sent = [from_json(Rank, value) for value in kept.for_row()]
+    assert [(r.rank, [e.step for e in r.caught]) for r in sent] == [(3, []), (1, [3])]

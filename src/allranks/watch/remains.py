@@ -17,26 +17,28 @@ from allranks.watch.evidence import Node, Rank, from_json, to_json
 
 KEEP_S = 4.0
 MOST = 3
-"""Ranks of one node whose remains are sent: the first that failed explains the others."""
+"""Ranks of one node whose remains are sent: the first that failed explains the others. And so many that ended well after errors."""
 _CALLS, _STACKS, _NOTES = 12, 6, 12
 
 
 class Remains:
-    """Of the ranks of this node that failed."""
+    """Of the ranks of this node that failed, and of those that ended well after errors that they had caught."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[float, dict[str, Any]]] = []
+        self._kept: dict[bool, list[tuple[float, dict[str, Any]]]] = {True: [], False: []}
 
     def add(self, ended: RankExit, folder: Path | None) -> None:
-        """A rank of this node has ended badly."""
-        if len(self._kept) < MOST:
+        """A rank of this node has ended, not by us."""
+        kept = self._kept[ended.failed]
+        if len(kept) < MOST:
             found = bundle.rank_of_exit(ended, folder, is_local=True)
-            self._kept.append((time.monotonic(), to_json(_short(found))))
+            if ended.failed or found.caught:
+                kept.append((time.monotonic(), to_json(_short(found))))
 
     def for_row(self) -> list[dict[str, Any]]:
         """What goes along with the beats now."""
         now = time.monotonic()
-        return [value for at, value in self._kept if now - at < KEEP_S]
+        return [value for kept in self._kept.values() for at, value in kept if now - at < KEEP_S]
 
 
 def _short(rank: Rank) -> Rank:

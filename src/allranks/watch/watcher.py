@@ -111,7 +111,7 @@ class Watcher:
         if self._job is not None:
             self._exits[exit.rank] = exit
             self._poll.ended(exit.rank, is_well=not exit.failed)
-            if exit.failed and not exit.by_us and not self._job.is_hub:
+            if not exit.by_us and not self._job.is_hub:
                 self._remains.add(exit, self._job.record_dir)
 
     def on_exit(self, exits: Sequence[RankExit], nodes: Mapping[int, NodeInfo]) -> Said | None:

@@ -107,6 +107,7 @@ def test_lost_call_when_the_script_goes_on_then_it_is_said() -> None:
     [
         (BROKEN, {}),  # another error than that of a lost peer
         (replace(LOST, what="barrier"), {}),  # brings nothing
+        (replace(LOST, has_met_again=True), {}),  # began anew, in a new process group
         (replace(LOST, what="the next batch"), {}),  # of a data set on a network
         (LOST, {"exit_kind": "", "step": 39}),  # it may be about to end
         (
@@ -209,3 +210,9 @@ def test_rank_that_ended_well_on_another_node_then_its_errors_are_sent_and_nothi
         kept.add(one, tmp_path)
     sent = [from_json(Rank, value) for value in kept.for_row()]
     assert [(r.rank, [e.step for e in r.caught]) for r in sent] == [(3, []), (1, [3])]
+
+
+def test_note_of_an_error_when_the_rank_met_the_others_again_then_that_is_known() -> None:
+    error, meets = {"kind": thrown.KIND, "names": ["RuntimeError"], "lines": []}, {"kind": "meets"}
+    rank = with_errors(Rank(0, record=Record(noted=(meets, error, meets, error))))
+    assert [e.has_met_again for e in rank.caught] == [True, False]

@@ -28,15 +28,17 @@ _NO_ERROR = (
 
 def with_errors(rank: Rank) -> Rank:
     """The rank with the errors that its record has noted, and with what stands around the last of them if it stands nowhere any more."""
-    notes = [n for n in rank.record.noted if n.get("kind") == thrown.KIND] if rank.record is not None else []
-    if not notes:
+    noted = rank.record.noted if rank.record is not None else ()
+    met = max((i for i, n in enumerate(noted) if n.get("kind") == "meets"), default=-1)
+    errors = [(n, i < met) for i, n in enumerate(noted) if n.get("kind") == thrown.KIND]
+    if not errors:
         return rank
-    last = [place for line in notes[-1].get("lines", ()) if (place := place_of(str(line))) is not None]
+    last = [place for line in errors[-1][0].get("lines", ()) if (place := place_of(str(line))) is not None]
     handlers = rank.handlers or (() if any(s.frames for s in rank.stacks) else handlers_of(last))
-    return replace(rank, caught=tuple(map(_caught, notes)), handlers=handlers)
+    return replace(rank, caught=tuple(_caught(*error) for error in errors), handlers=handlers)
 
 
-def _caught(note: Mapping[str, Any]) -> Caught:
+def _caught(note: Mapping[str, Any], has_met_again: bool) -> Caught:
     names = tuple(map(str, note.get("names", ())))
     places = [place for line in note.get("lines", ()) if (place := place_of(str(line))) is not None]
     return Caught(
@@ -46,6 +48,7 @@ def _caught(note: Mapping[str, Any]) -> Caught:
         step=int(note.get("step", 0)),
         where=place_of(str(note.get("at") or "")) or next(iter(places), None),
         handler=next((h for p in places for h in _handlers(p, names)), None),
+        has_met_again=has_met_again,
     )
 
 

@@ -105,6 +105,8 @@ class Caught:
     """The user's line at which it was raised, or that called what raised it."""
     handler: Place | None = None
     """The `except` that took it, as far as the source says."""
+    has_met_again: bool = False
+    """The rank has called init_process_group since: it began anew with the others."""
 
     @property
     def identity(self) -> tuple[object, ...]:

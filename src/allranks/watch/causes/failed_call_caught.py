@@ -53,7 +53,7 @@ def _first(rank: Rank) -> Caught | None:
 
 
 def _is_lost(error: Caught) -> bool:
-    is_ours = error.what not in NO_DATA and error.what != "the next batch"
+    is_ours = error.what not in NO_DATA and error.what != "the next batch" and not error.has_met_again
     return is_ours and bool(LOST_PEERS.search(error.message))
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.watch import source
-from allranks.watch.causes import program
-from allranks.watch.evidence import Call, Evidence, Rank, Record, Worker
+from allranks.watch.evidence import Call, Evidence, Record
 from allranks.watch.reading import seen_on
 from allranks.watch.rows import Row, hash_of, row_of
 from allranks.watch.saying import SECOND_LOOK_S, Said, Standing, action_at_once, action_later, keep
@@ -390,19 +389,3 @@ def test_verdict_when_kept_twice_then_once_in_the_run_directory(tmp_path: Path) 
         "world_size": 2,
         "ranks": [],
     }
-
-
-def test_programs_that_a_rank_waits_for_then_named_without_their_options() -> None:
-    commands = "/usr/bin/mysql -psecret orders", "/opt/venv/bin/python prepare.py --key secret", ""
-    children = (
-        *(
-            Worker(pid, state="S", wchan="do_wait", command=command)
-            for pid, command in enumerate(commands, 7)
-        ),
-        Worker(10, command="python train.py", is_loader=True),
-    )
-    assert program._programs(Rank(0, workers=children)) == [
-        "process 7 is a child of it: mysql, in the kernel's do_wait",
-        "process 8 is a child of it: python prepare.py, in the kernel's do_wait",
-        "process 9 is a child of it: a program without a name, in the kernel's do_wait",
-    ]

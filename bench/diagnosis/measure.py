@@ -132,7 +132,10 @@ def _later(rows: list[Row]) -> list[str]:
 def main() -> None:
     scripts = ROOT / "tests" / "faults" / "scripts"
     names = sys.argv[1:]
-    paths = [p for p in sorted(scripts.glob("*.py")) if p.stem != "job" and (not names or p.stem in names)]
+    known = {p.stem: p for p in sorted(scripts.glob("*.py")) if p.stem != "job"}
+    if unknown := [n for n in names if n not in known]:
+        sys.exit(f"no fault of the name {', '.join(unknown)} in {scripts.relative_to(ROOT)}\n{__doc__}")
+    paths = [known[n] for n in names or known]
     rows = []
     for path in paths:
         if missing := Fault.read(path).missing:

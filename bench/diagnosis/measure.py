@@ -29,6 +29,7 @@ STANDS_STILL = range(200, 340)
 """Codes of jobs that end or stand still; the others go on, and are told when enough has been seen."""
 SOON_S = 2.0
 WHY_LATER = {
+    "stale_lock": "ranks that all sleep are looked at after 1.5 s",
     "shm_full": "from the mark before the loader's workers are started, which fill it with their first batches",
     "group_timeout": "from the mark to the group's own timeout, which the script sets to a few seconds",
     "store_not_there": "the store may still be on its way: ranks that stand where nobody listens are given 2.5 s",

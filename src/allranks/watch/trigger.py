@@ -28,7 +28,7 @@ LEAVING_S = 1.5
 SAME_CALL_S = 3.0
 """All ranks in the same collective for so long: the network, perhaps."""
 SILENCE_S = 10.0
-ASLEEP_S, ASLEEP_AGAIN_S = 1.1, 20.0
+ASLEEP_S, ASLEEP_AGAIN_S = 1.5, 20.0
 """All sleep for so long: they may wait for a file; looked at so often."""
 SECOND_LOOK_S = 0.5
 """After the first look at a wait: has the rank that does not come stood where it stood?"""

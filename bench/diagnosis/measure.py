@@ -31,6 +31,7 @@ SOON_S = 2.0
 WHY_LATER = {
     "stale_lock": "ranks that all sleep are looked at after 1.5 s",
     "shm_full": "from the mark before the loader's workers are started, which fill it with their first batches",
+    "versions_differ": "ranks that all wait in init_process_group are looked at after 3 s",
     "group_timeout": "from the mark to the group's own timeout, which the script sets to a few seconds",
     "store_not_there": "the store may still be on its way: ranks that stand where nobody listens are given 2.5 s",
 }

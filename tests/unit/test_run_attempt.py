@@ -110,8 +110,9 @@ def _failed(
 
 
 def test_failure_when_on_another_node_then_what_it_left_is_waited_for() -> None:
-    came = {"restart": 0, "ranks": [], "ended": [{"rank": 1}]}
-    for row in ({"restart": 0, "ranks": []}, came | {"restart": 3}):  # not yet; of an attempt before
+    came = {"restart": 0, "ranks": [], "ended": [{"rank": 1, "exit": {"code": -1, "signal": 11}}]}
+    others = came | {"ended": [{"rank": 2, "exit": {"code": 0}}]}  # one that ended well after errors
+    for row in ({"restart": 0, "ranks": []}, came | {"restart": 3}, others):  # not yet; of an attempt before
         job, known = _failed(1, row)
         moments = (100.1, 100.0 + SETTLE_S, 100.0 + REMAINS_S - 0.1, 100.1 + REMAINS_S)
         assert [job.is_heard(0, known, t) for t in moments] == [False, False, False, True]

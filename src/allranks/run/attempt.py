@@ -70,7 +70,10 @@ class Attempt:
         """What its failed ranks left behind; not waited for where nobody watches, or nothing more will come."""
         if node is None or node.is_lost or not node.row:
             return True
-        return bool(node.row.get("ended")) and node.row.get("restart") == self.restart
+        sent = [one.get("exit") or {} for one in node.row.get("ended", ())]
+        # Also ranks that ended well after errors are sent.
+        has_failed = any(end.get("code") or end.get("signal") for end in sent)
+        return has_failed and node.row.get("restart") == self.restart
 
     def is_heard_out(self, watching: Watching, now: float) -> bool:
         """All ranks have ended: whether the watcher has had its last look at what they left, and what it said was collected."""

@@ -141,15 +141,18 @@ train()
 """
 
 
-def test_handlers_then_those_that_go_on_innermost_first() -> None:
-    found = source.handlers(SOURCE, 3)
-    assert found == (
-        (4, ("KeyboardInterrupt",)),
-        (6, ("OutOfMemoryError", "RuntimeError")),
-        (13, ("Exception",)),
+def test_handlers_then_of_each_try_innermost_first_within_the_function() -> None:
+    outer = ((13, ("Exception",), True),)
+    inner = (
+        (4, ("KeyboardInterrupt",), True),
+        (6, ("OutOfMemoryError", "RuntimeError"), True),
+        (9, ("ValueError",), False),
+        (11, ("OSError",), False),
     )
-    assert source.handlers(SOURCE, 5) == ((13, ("Exception",)),)
+    assert source.handlers(SOURCE, 3) == (inner, outer)
+    assert source.handlers(SOURCE, 5) == (outer,)
     assert source.handlers(SOURCE, 15) == source.handlers("try:", 1) == ()
+    assert source.handlers("try:\n    def f():\n        g()\nexcept Exception:\n    pass\n", 3) == ()
 
 
 @pytest.mark.parametrize(
@@ -216,3 +219,13 @@ def test_note_of_an_error_when_the_rank_met_the_others_again_then_that_is_known(
     error, meets = {"kind": thrown.KIND, "names": ["RuntimeError"], "lines": []}, {"kind": "meets"}
     rank = with_errors(Rank(0, record=Record(noted=(meets, error, meets, error))))
     assert [e.has_met_again for e in rank.caught] == [True, False]
+
+
+def test_note_of_an_error_when_the_first_except_passes_it_on_then_the_next_of_that_try_is_not_named(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("try:\n    train()\nexcept ValueError:\n    raise\nexcept Exception:\n    pass\n")
+    note = {"kind": thrown.KIND, "names": ["ValueError", "Exception"], "lines": [f"{file}:2 <module>"]}
+    (one,) = with_errors(Rank(0, record=Record(noted=(note,)))).caught
+    assert one.handler is None

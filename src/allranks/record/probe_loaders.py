@@ -18,7 +18,6 @@ from allranks.record.probe_training import resume
 
 _writer, _lines = process.WRITER, process.LINES
 _light = _writer.light
-_BATCH = "the next batch"
 _DRAWN, _ENDED_NS = at.LOADER + at.L_DRAWN, at.LOADER + at.L_ENDED_NS
 _passes = 0
 _current: Pass | None = None
@@ -130,7 +129,7 @@ def _marked_next(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def stopped(error: BaseException, iterator: Any) -> None:
         one = getattr(iterator, "_allranks_pass", None)
         if not isinstance(error, StopIteration):
-            thrown.note(error, _BATCH)
+            thrown.note(error, thrown.BATCH)
         elif one is not None:  # else it has the id of one that is gone
             _pass_ended(one)
 
@@ -160,7 +159,7 @@ def _draw(draw: Callable[[Any], Any], iterator: Any) -> Any:
         _pass_ended(one)
         raise
     except BaseException as error:
-        thrown.note(error, _BATCH)
+        thrown.note(error, thrown.BATCH)
         raise
     finally:
         _writer.mark(before)

@@ -12,7 +12,7 @@ from typing import Any
 from allranks.record import notes, process
 from allranks.record.lines import USER, describe, kind_of, line_of_traceback
 
-KIND = "error"
+KIND, BATCH = "error", "the next batch"
 MAX_LINES, MAX_TEXT = 6, 200
 _last: tuple[Any, ...] = ()
 

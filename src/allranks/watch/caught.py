@@ -60,8 +60,14 @@ def handlers_of(frames: Sequence[Place]) -> tuple[Place, ...]:
 def _handlers(place: Place, names: Sequence[str] | None) -> list[Place]:
     """Around a line; `names` are those of the error's classes, None: of any."""
     found = []
-    for line, taken in source.handlers(source_of(place.file), place.line):
-        fits = any(n not in _NO_ERROR for n in taken) if names is None else bool({*names, *_EVERY} & {*taken})
-        if not taken or fits:
-            found.append(with_code(Place(place.file, line, place.function)))
+    for one in source.handlers(source_of(place.file), place.line):
+        fitting = [
+            (line, goes_on)
+            for line, taken, goes_on in one
+            if not taken
+            or (any(n not in _NO_ERROR for n in taken) if names is None else {*names, *_EVERY} & {*taken})
+        ]
+        # The first that fits takes an error, and may pass it on to the next `try`.
+        lines = [line for line, goes_on in (fitting if names is None else fitting[:1]) if goes_on]
+        found += [with_code(Place(place.file, line, place.function)) for line in lines]
     return found

@@ -92,23 +92,24 @@ def is_cleanup(source: str, line: int) -> bool:
     return any(_holds(part, line) for n in tries for part in (*n.handlers, *n.finalbody))
 
 
-@lru_cache(maxsize=256)
-def handlers(source: str, line: int) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Those `except` around `line` after which the program goes on, innermost first: (line, names of what they take).
+Handler = tuple[int, tuple[str, ...], bool]
+"""Line, names of what it takes (none: everything), whether the program goes on after it."""
 
-    No names: they take everything.
-    """
-    if (tree := _tree(source)) is None:
-        return ()
-    tries = [
-        n for n in ast.walk(tree) if isinstance(n, ast.Try) and any(_holds(part, line) for part in n.body)
-    ]
-    return tuple(
-        (handler.lineno, _names(handler.type))
-        for node in sorted(tries, key=lambda n: n.lineno, reverse=True)
-        for handler in node.handlers
-        if not any(_ends(statement) for statement in handler.body)
-    )
+
+@lru_cache(maxsize=256)
+def handlers(source: str, line: int) -> tuple[tuple[Handler, ...], ...]:
+    """The `except` of each `try` around `line`, in the innermost function that holds it; the innermost `try` first."""
+    holder: ast.AST | None = _tree(source)
+    found: list[tuple[Handler, ...]] = []
+    while holder is not None:
+        if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            found = []
+        elif isinstance(holder, ast.Try) and any(_holds(part, line) for part in holder.body):
+            found.insert(
+                0, tuple((h.lineno, _names(h.type), not any(map(_ends, h.body))) for h in holder.handlers)
+            )
+        holder = next((n for n in ast.iter_child_nodes(holder) if _holds(n, line)), None)
+    return tuple(found)
 
 
 def _names(kind: ast.expr | None) -> tuple[str, ...]:

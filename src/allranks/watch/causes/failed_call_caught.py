@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from allranks.record import thrown
 from allranks.watch.case import LOST_PEERS, Case
 from allranks.watch.evidence import Rank, Record
 from allranks.watch.noted import say, who
@@ -12,8 +13,8 @@ from allranks.watch.verdict import Verdict, many
 
 CODE, NAME = "AR269", "failed-call-caught"
 _SOURCE = re.compile(r"^\[[^\]]*\]\s*")
-NO_DATA = ("barrier", "monitored_barrier", "init_process_group")
-"""Calls that bring nothing a rank could miss."""
+NO_DATA = ("barrier", "monitored_barrier", "init_process_group", thrown.BATCH)
+"""What brings nothing from other ranks that one could miss."""
 
 
 def find(case: Case) -> Verdict | None:
@@ -53,7 +54,7 @@ def _first(rank: Rank) -> Caught | None:
 
 
 def _is_lost(error: Caught) -> bool:
-    is_ours = error.what not in NO_DATA and error.what != "the next batch" and not error.has_met_again
+    is_ours = error.what not in NO_DATA and not error.has_met_again
     return is_ours and bool(LOST_PEERS.search(error.message))
 
 
